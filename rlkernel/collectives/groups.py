@@ -1,0 +1,171 @@
+"""From a grid of integers to process groups: who made them, who owns them, and how long anybody may
+wait in one.
+
+`World.join` is called once by every rank that torchrun started. One world hosts grids of any
+smaller size as subgroups of its first ranks. Every group gets the timeout explicitly:
+torch.distributed does not hand a world's down.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from rlkernel.collectives.agreement import HeaderAgreement, StoreAgreement
+from rlkernel.collectives.comm import Comm, Link
+from rlkernel.collectives.errors import PeerLost
+from rlkernel.collectives.roll_call import RollCall
+from rlkernel.collectives.transport import ProcessGroupTransport
+from rlkernel.contract import ReductionTree
+from rlkernel.grid import GROUP_AXES, Grid
+
+BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
+
+
+class World:
+    """All ranks of one launch. backend "gloo" (cpu) or "nccl" (cuda, RCCL included); timeout_s
+    bounds every wait.
+    """
+
+    def __init__(self, store: dist.Store, backend: str, timeout_s: float) -> None:
+        self.store, self.backend, self.timeout_s = store, backend, timeout_s
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
+
+    @classmethod
+    def join(cls, backend: str = "gloo", timeout_s: float = 60.0) -> World:
+        """Meet the other ranks through torchrun's rendezvous. Raises ValueError for a backend or
+        device not there.
+        """
+        if backend not in BACKENDS:
+            raise ValueError(
+                f"backend {backend!r} is not supported: expected one of {', '.join(BACKENDS)}"
+            )
+        if backend == "nccl":
+            if not torch.cuda.is_available():
+                raise ValueError("backend nccl needs a GPU and none is visible: use gloo")
+            # More ranks than GPUs share them in turn: right for bits, never for timing.
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        timeout = datetime.timedelta(seconds=timeout_s)
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+        store.set_timeout(timeout)
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("torch", store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+        )
+        return cls(dist.PrefixStore("rlkernel", store), backend, timeout_s)
+
+    def comm(self, grid: Grid, contract: ReductionTree | None = None) -> Comm | None:
+        """The seam for one grid on the world's first ranks. All ranks of the world must call it;
+        None outside the grid.
+        """
+        if grid.size > self.size:
+            raise ValueError(f"grid {grid} needs {grid.size} ranks, this world has {self.size}")
+        groups: dict[str, dist.ProcessGroup | None] = {}
+        for axis in GROUP_AXES:
+            for ranks in grid.groups(axis):
+                group = self._group(ranks, self.backend)
+                if self.rank in ranks:
+                    groups[axis] = group
+        control = self._group(tuple(range(grid.size)), "gloo")
+        if self.rank >= grid.size:
+            return None
+        return _comm(grid, self.rank, groups, contract, self.store, self.timeout_s, control)
+
+    def meet(self, tag: str, timeout_s: float) -> None:
+        """Wait for all ranks of the world through the store; no collective is pending meanwhile.
+        `tag` is used once.
+        """
+        self.store.set(f"meet/{tag}/{self.rank}", "here")
+        for peer in range(self.size):
+            try:
+                self.store.wait([f"meet/{tag}/{peer}"], datetime.timedelta(seconds=timeout_s))
+            except RuntimeError as error:
+                message = f"rank {peer} did not come to the meeting {tag!r} within {timeout_s:g} s"
+                raise PeerLost(message, ranks=(peer,), site=tag) from error
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+    def _group(self, ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:
+        """Made once for each set of ranks, by all ranks of the world in the same order. None for a
+        lone rank.
+        """
+        if len(ranks) == 1:
+            return None
+        if (backend, ranks) not in self._groups:
+            timeout = datetime.timedelta(seconds=self.timeout_s)
+            self._groups[backend, ranks] = dist.new_group(
+                list(ranks), timeout=timeout, backend=backend
+            )
+        return self._groups[backend, ranks]
+
+
+def comm_over(
+    grid: Grid,
+    groups: Mapping[str, dist.ProcessGroup],
+    *,
+    store: dist.Store,
+    contract: ReductionTree,
+    timeout_s: float = 60.0,
+) -> Comm:
+    """The seam over process groups that somebody else made: {"tp": group, ...}.
+
+    Each group's global ranks are checked against the grid, in order. Raises ValueError for an
+    uninitialised torch.distributed, a world size that is not the grid's, a group that is not the
+    row or column of this rank, and a backend that is not known.
+    """
+    if not dist.is_initialized():
+        raise ValueError(
+            "torch.distributed is not initialised: call init_process_group before building a Comm"
+        )
+    if dist.get_world_size() != grid.size:
+        raise ValueError(
+            f"grid {grid} has {grid.size} rank(s), the world has {dist.get_world_size()}"
+        )
+    rank = dist.get_rank()
+    for axis, group in groups.items():
+        if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+            raise ValueError(
+                f"{axis} group {group!r} is not a process group that rank {rank} belongs to"
+            )
+        grid.check_group(dist.get_process_group_ranks(group), axis, rank)
+    return _comm(grid, rank, groups, contract, store, timeout_s, dist.group.WORLD)
+
+
+def _comm(grid, rank, groups, contract, store, timeout_s, control) -> Comm:
+    links = {axis: _link(group, rank, store, timeout_s) for axis, group in groups.items()}
+    roll_call = RollCall(store, rank, timeout_s)
+    device = "cpu" if dist.get_backend() == "gloo" else f"cuda:{torch.cuda.current_device()}"
+    return Comm(
+        grid,
+        rank,
+        links,
+        contract or ReductionTree(),
+        device=device,
+        control=control,
+        roll_call=roll_call,
+    )
+
+
+def _link(group: dist.ProcessGroup | None, rank: int, store: dist.Store, timeout_s: float) -> Link:
+    if group is None:
+        return Link((rank,), 0, None, None)
+    transport = ProcessGroupTransport(group, timeout_s)
+    if transport.backend not in BACKENDS:
+        raise ValueError(
+            f"backend {transport.backend!r} is not supported: expected one of {', '.join(BACKENDS)}"
+        )
+    if transport.backend == "gloo":
+        agreement = HeaderAgreement(transport, transport.ranks)
+    else:
+        agreement = StoreAgreement(store, transport.ranks, rank, timeout_s)
+    return Link(transport.ranks, transport.index, transport, agreement)

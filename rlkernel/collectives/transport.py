@@ -1,0 +1,80 @@
+"""Who moves bytes between the ranks of one group. A transport moves, it never adds: sums belong to
+comm.py.
+
+Tensors travel as raw bytes, so a dtype that the backend does not know and the payload of a NaN
+arrive unchanged.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Transport(Protocol):
+    """The two movements that every collective here is made of. Peers are positions in the group,
+    not global ranks.
+    """
+
+    name: str
+
+    def swap(self, x: Tensor, peer: int) -> Tensor:
+        """Give x to `peer` and return its tensor of the same shape and dtype. Both must call it."""
+        ...
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Every rank's tensor of x's shape and dtype, in group order."""
+        ...
+
+
+class ProcessGroupTransport:
+    """Bytes over a torch.distributed process group (gloo, NCCL or RCCL), synchronous, each wait
+    bounded.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        self.group = group
+        self.backend = dist.get_backend(group)
+        self.name = f"process-group/{self.backend}"
+        self.timeout = datetime.timedelta(seconds=timeout_s)
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.index = dist.get_rank(group)
+
+    def swap(self, x: Tensor, peer: int) -> Tensor:
+        outgoing = _bytes(x)
+        incoming = torch.empty_like(outgoing)
+        to = self.ranks[peer]
+        # Issued as one batch: with NCCL a lone send and a lone receive of two ranks could wait for
+        # each other.
+        ops = [
+            dist.P2POp(dist.isend, outgoing, to, self.group),
+            dist.P2POp(dist.irecv, incoming, to, self.group),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            self._wait(work)
+        return incoming.view(x.dtype).view(x.shape)
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        outgoing = _bytes(x)
+        # One flat landing buffer: gloo copies through a temporary when the outputs are scattered.
+        landing = outgoing.new_empty(len(self.ranks), outgoing.numel())
+        self._wait(
+            dist.all_gather(list(landing.unbind()), outgoing, group=self.group, async_op=True)
+        )
+        return [part.view(x.dtype).view(x.shape) for part in landing.unbind()]
+
+    def _wait(self, work: dist.Work) -> None:
+        # gloo blocks here and honours the bound; NCCL only orders streams and leaves the bound to
+        # its watchdog.
+        if self.backend == "gloo":
+            work.wait(self.timeout)
+        else:
+            work.wait()
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,131 @@
+"""One training step, and how the twin's differs from the dense one: shared by all reconstructed
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlkernel import compare
+
+REL_L2_STEPS = 16
+Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
+
+
+class Pair(NamedTuple):
+    """A signal of the twin, the dense slice that it must equal, and the length of the longest sum
+    behind it.
+    """
+
+    twin: Tensor
+    dense: Tensor
+    length: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one training step leaves behind. grads and updated are keyed by the parameters'
+    names.
+    """
+
+    output: Tensor
+    loss: Tensor
+    input_grad: Tensor
+    grads: dict[str, Tensor]
+    updated: dict[str, Tensor]
+
+
+def train_step(
+    forward: Forward,
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    target: Tensor,
+    *,
+    lr: float,
+    elements: int,
+) -> Step:
+    """Forward, squared error averaged over `elements` values, backward, one SGD step. The inputs
+    stay unchanged.
+
+    `elements` is the size of the whole output even where a rank holds a part of it: then the ranks'
+    losses add up to the dense loss and their gradients need no rescaling.
+    """
+    weights = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
+    x = x.detach().clone().requires_grad_()
+    output = forward(weights, x)
+    loss = (output.float() - target.float()).square().sum() / elements
+    loss.backward()
+    grads = {name: w.grad for name, w in weights.items()}
+    updated = {name: w.detach() - lr * w.grad for name, w in weights.items()}
+    return Step(output.detach(), loss.detach(), x.grad, grads, updated)
+
+
+def compare_signal(
+    twin: Tensor, dense: Tensor, length: int, bound: float | None
+) -> dict[str, object]:
+    """One signal of this rank against its dense slice, as plain numbers.
+
+    A fixed `bound` limits the largest absolute difference and is the only limit. None takes two:
+    rounding_bound for sums of `length`, and REL_L2_STEPS rounding steps of relative L2. The second
+    is what sees a missing summand in BF16, where the first grows with sqrt(length) although
+    accumulation is FP32. `excess` is the larger ratio of a difference to its limit: above 1 the
+    signal is wrong.
+    """
+    drift = compare.drift(twin, dense)
+    fixed = bound is not None
+    limit = bound if fixed else compare.rounding_bound(dense.dtype, length, dense)
+    rel_l2_bound = None if fixed else REL_L2_STEPS * compare.EPS[dense.dtype]
+    excess = (
+        _ratio(drift.max_abs, limit)
+        if fixed
+        else max(_ratio(drift.max_abs, limit), _ratio(drift.rel_l2, rel_l2_bound))
+    )
+    bits = compare.bit_report(twin, dense)
+    return {
+        "bound": limit,
+        "rel_l2_bound": rel_l2_bound,
+        "excess": excess,
+        **drift.to_dict(),
+        "mismatches": bits.mismatches,
+        "elements": bits.elements,
+    }
+
+
+def worst(reports: list[dict]) -> dict[str, object]:
+    """The report of the rank that is furthest out; mismatches and elements summed over the
+    ranks.
+    """
+    top = max(reports, key=lambda r: r["excess"])
+    return {
+        **top,
+        "mismatches": sum(r["mismatches"] for r in reports),
+        "elements": sum(r["elements"] for r in reports),
+        "rank": reports.index(top),
+    }
+
+
+def first_wrong(signals: Mapping[str, dict]) -> str | None:
+    """The earliest signal, in the order given, that left its bound."""
+    return next((name for name, report in signals.items() if report["excess"] > 1), None)
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """16 hex digits over the exact bytes: equal across processes only if every bit is."""
+    return compare.digest(*tensors)[:16]
+
+
+def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    """All parameters in one vector, in the order of their names' insertion."""
+    return torch.cat([t.flatten() for t in tensors.values()])
+
+
+def _ratio(difference: float, limit: float) -> float:
+    """difference / limit for a record: finite, and 0 for an exact match even where the limit is
+    0.
+    """
+    return 0.0 if difference == 0 else min(difference / max(limit, 1e-30), 1e30)
