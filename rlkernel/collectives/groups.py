@@ -38,7 +38,7 @@ class World:
         self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
 
     @classmethod
-    def join(cls, backend: str = "gloo", timeout_s: float = 60.0) -> World:
+    def join(cls, backend: str = "gloo", timeout_s: float = 25.0) -> World:
         """Meet the other ranks through torchrun's rendezvous. Raises ValueError for a backend or
         device not there.
         """
@@ -115,7 +115,7 @@ def comm_over(
     *,
     store: dist.Store,
     contract: ReductionTree,
-    timeout_s: float = 60.0,
+    timeout_s: float = 25.0,
 ) -> Comm:
     """The seam over process groups that somebody else made: {"tp": group, ...}.
 

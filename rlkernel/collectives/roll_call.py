@@ -24,7 +24,8 @@ class RollCall:
         self, store: dist.Store, rank: int, timeout_s: float, grace_s: float | None = None
     ) -> None:
         self.store, self.rank, self.timeout_s = store, rank, timeout_s
-        self.grace_s = min(5.0, timeout_s / 2) if grace_s is None else grace_s
+        # A closed connection is noticed at once, a silent peer only after a full timeout.
+        self.grace_s = timeout_s + 1.0 if grace_s is None else grace_s
 
     def hold(self, site: str, ranks: Sequence[int], error: Exception) -> PeerLost:
         """Post this rank, wait for the group's other names, and return the error to raise."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from rlkernel.grid import Grid
 
 DTYPES = ("fp32", "bf16")
+TARGETS = ("auto", "cpu", "cuda")  # auto: the GPUs where there is one for each rank, else the CPU
 
 
 class UsageError(ValueError):

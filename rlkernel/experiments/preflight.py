@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlkernel.experiments.case import Case, UsageError, param
+from rlkernel.experiments.case import TARGETS, Case, UsageError, param
 from rlkernel.grid import Grid, is_power_of_two
 
 NAME = "preflight"
@@ -30,11 +30,7 @@ NOT_COVERED = (
 
 @dataclass(frozen=True)
 class Params:
-    target: str = param(
-        "auto",
-        "where the ranks compute: the GPUs when there are any, else the CPU",
-        choices=("auto", "cpu", "cuda"),
-    )
+    target: str = param("auto", "where the ranks compute", choices=TARGETS)
     nproc: tuple[int, ...] = param((1, 2), "group sizes to try", unit="ranks")
     message: tuple[int, ...] = param(
         (8_192, 262_144, 8_388_608), "message sizes of the all-reduce", unit="bytes"

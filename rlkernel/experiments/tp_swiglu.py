@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlkernel.collectives.faults import SWIGLU as FAULTS
 from rlkernel.experiments import reconstruction
-from rlkernel.experiments.case import DTYPES, Case, UsageError, param
+from rlkernel.experiments.case import DTYPES, TARGETS, Case, UsageError, param
 from rlkernel.grid import Grid
 
 NAME = "tp-swiglu"
@@ -75,6 +75,7 @@ class Params:
         choices=tuple(SIZES),
     )
     dtype: tuple[str, ...] = param(("fp32",), "dtypes of weights and activations", choices=DTYPES)
+    target: str = param("auto", "where the ranks compute", choices=TARGETS)
     sequence_parallel: tuple[str, ...] = param(
         ("off",),
         "split the sequence outside the linear layers; `off,on` measures both",
@@ -162,7 +163,7 @@ def run(case: Case, comm) -> dict:
         if article and case.dtype == "fp32"
         else {}
     )
-    mine = {s: step.compare_signal(*pairs[s], bounds.get(s)) for s in SIGNALS}
+    mine = {s: step.compare_signal(pairs[s], block.dtype, bounds.get(s)) for s in SIGNALS}
     ranks = comm.collect(
         {"signals": mine, "digest": {s: step.fingerprint(pairs[s].twin) for s in SIGNALS}}
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlkernel import compare
 
-REL_L2_STEPS = 16
+REL_L2_STEPS = 4
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
@@ -65,29 +65,25 @@ def train_step(
     return Step(output.detach(), loss.detach(), x.grad, grads, updated)
 
 
-def compare_signal(
-    twin: Tensor, dense: Tensor, length: int, bound: float | None
-) -> dict[str, object]:
-    """One signal of this rank against its dense slice, as plain numbers.
+def compare_signal(pair: Pair, dtype: torch.dtype, bound: float | None) -> dict[str, object]:
+    """One signal of this rank against its dense slice, as plain numbers. `dtype` is the block's.
 
     A fixed `bound` limits the largest absolute difference and is the only limit. None takes two:
-    rounding_bound for sums of `length`, and REL_L2_STEPS rounding steps of relative L2. The second
-    is what sees a missing summand in BF16, where the first grows with sqrt(length) although
-    accumulation is FP32. `excess` is the larger ratio of a difference to its limit: above 1 the
-    signal is wrong.
+    rounding_bound for sums of the pair's length, and REL_L2_STEPS rounding steps of relative L2.
+    The second is what sees a missing summand in BF16, where the first grows with sqrt(length)
+    although accumulation is FP32. `excess` is the larger ratio of a difference to its limit: above
+    1 the signal is wrong.
     """
-    drift = compare.drift(twin, dense)
-    fixed = bound is not None
-    limit = bound if fixed else compare.rounding_bound(dense.dtype, length, dense)
-    rel_l2_bound = None if fixed else REL_L2_STEPS * compare.EPS[dense.dtype]
-    excess = (
-        _ratio(drift.max_abs, limit)
-        if fixed
-        else max(_ratio(drift.max_abs, limit), _ratio(drift.rel_l2, rel_l2_bound))
-    )
-    bits = compare.bit_report(twin, dense)
+    drift = compare.drift(pair.twin, pair.dense)
+    bits = compare.bit_report(pair.twin, pair.dense)
+    if bound is None:
+        bound = compare.rounding_bound(dtype, pair.length, pair.dense)
+        rel_l2_bound = REL_L2_STEPS * compare.EPS[dtype]
+        excess = max(_ratio(drift.max_abs, bound), _ratio(drift.rel_l2, rel_l2_bound))
+    else:
+        rel_l2_bound, excess = None, _ratio(drift.max_abs, bound)
     return {
-        "bound": limit,
+        "bound": bound,
         "rel_l2_bound": rel_l2_bound,
         "excess": excess,
         **drift.to_dict(),

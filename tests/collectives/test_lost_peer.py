@@ -1,0 +1,48 @@
+"""A dead and a late rank become PeerLost on every other rank, with the guilty rank's number."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("lost_peer.py")
+ROOT = PROGRAM.parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.parametrize("manner", ["killed", "late", "unposted"])
+def test_every_survivor_names_the_lost_rank(manner):
+    shared = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "4"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), manner],
+            env={**os.environ, **shared, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        spoken = {rank: ranks[rank].communicate(timeout=60) for rank in (0, 1, 3)}
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    for rank, (out, err) in spoken.items():
+        assert out.strip(), f"rank {rank} said nothing: {err[-2000:]}"
+        said = json.loads(out.strip().splitlines()[-1])
+        assert said["error"] == "PeerLost", said
+        assert said["ranks"] == [2] and said["site"] == "down.forward", said
+        assert "rank 2 did not" in said["message"], said
+        assert said["seconds"] < 30
