@@ -1,0 +1,68 @@
+"""A small copy of a finished run for the repository, without a trace of whose machine it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from rlkernel.records.scrub import scrub_all
+from rlkernel.records.store import (
+    ROWS,
+    RUN,
+    SAMPLES,
+    RecordError,
+    append_lines,
+    now,
+    read,
+    results_root,
+    write_json,
+)
+
+SMALL = 1_000_000  # bytes of samples that a repository may carry for one run
+
+
+def publish(run_path: Path | str, name: str | None = None, root: Path | None = None) -> Path:
+    """Copy a run to <root>/published/<experiment>/<name>/ (name: the folder's own by default).
+
+    Raises RecordError for a run that is not finished, and for a name that is taken: committed
+    evidence is never overwritten.
+    """
+    record = read(run_path)
+    if record.status != "ok":
+        reason = record.run.get("reason")
+        why = f" ({reason})" if reason else ""
+        raise RecordError(f"only a finished run is evidence: this one is {record.status}{why}")
+    name = name or Path(run_path).resolve().name
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise RecordError(f"{name!r} is no name for a run: use letters, digits, '-', '_', '.'")
+    home = Path(root or results_root()) / "published" / record.experiment
+    target = home / name
+    if target.exists():
+        raise RecordError(f"{record.experiment}/{name} is published already: choose another name")
+
+    run = {key: value for key, value in record.run.items() if key != "process"}
+    samples = record.path / SAMPLES
+    size = samples.stat().st_size if samples.exists() else 0
+    run |= {"published": now(), "samples_left_out": size if size > SMALL else 0}
+    home.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".new-", dir=home))
+    try:
+        draft.chmod(0o755)
+        write_json(draft / RUN, _clean(run))
+        append_lines(draft / ROWS, [_clean(row) for row in record.rows])
+        if 0 < size <= SMALL:
+            append_lines(draft / SAMPLES, [_clean(sample) for sample in record.samples])
+        draft.rename(target)
+    except OSError as error:
+        raise RecordError(f"cannot publish to {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def _clean(obj: dict) -> dict:
+    """Scrubbed, and proven to be JSON still."""
+    return json.loads(json.dumps(scrub_all(obj)))

@@ -1,0 +1,144 @@
+"""What a measurement asks for, what of it is known already, and what is left to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from rlkernel import experiments
+from rlkernel.experiments.case import Case, UsageError, parse_params
+from rlkernel.records import machine, store
+from rlkernel.records.keys import digest, reuse_key
+from rlkernel.records.source import source_hash
+from rlkernel.records.store import Record
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Made without side effects: nothing is on disk and nothing has been started.
+
+    name: what experiments.load takes. reuse: one key a case. done: case key -> earlier row. skip:
+    why this machine cannot measure it.
+    """
+
+    name: str
+    module: ModuleType
+    params: object
+    cases: list[Case]
+    reuse: list[str]
+    done: dict[str, dict]
+    complete: Record | None
+    source: str
+    environment: dict
+    device: str
+    skip: str | None
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.device == "cuda" else "gloo"
+
+    @property
+    def pending(self) -> list[tuple[Case, str]]:
+        """(case, reuse key) of what nobody has measured yet, in the order asked for."""
+        return [
+            (case, key)
+            for case, key in zip(self.cases, self.reuse, strict=True)
+            if case.key not in self.done
+        ]
+
+    @property
+    def world(self) -> int:
+        """Ranks to launch: the largest grid among the pending cases (0 where none is)."""
+        return max((case.grid.size for case, _ in self.pending), default=0)
+
+    @property
+    def parameters(self) -> dict:
+        return as_json(self.params)
+
+
+def make(experiment: str, params: object, root: Path | None, force: bool) -> Plan:
+    """Raises UsageError for anything that cannot be run."""
+    try:
+        module = experiments.load(experiment)
+    except (ValueError, ImportError) as error:
+        raise UsageError(str(error)) from error
+    if not dataclasses.is_dataclass(params):
+        params = parse_params(module.Params, dict(params))
+    cases = list({case.key: case for case in module.cases(params)}.values())
+    if not cases:
+        raise UsageError(f"{module.NAME}: these parameters ask for no case")
+    environment = machine.environment()
+    source = source_hash(module.__name__)
+    device, skip = place(params, cases, environment)
+    reuse = [reuse_key(case.key, source, environment, device) for case in cases]
+    done: dict[str, dict] = {}
+    complete = None
+    if not force:
+        earlier = store.find(module.NAME, root)
+        complete = _complete(earlier, as_json(params), reuse)
+        done = _known(earlier, cases, reuse)
+    return Plan(
+        experiment, module, params, cases, reuse, done, complete, source, environment, device, skip
+    )
+
+
+def place(params: object, cases: list[Case], environment: dict) -> tuple[str, str | None]:
+    """("cpu" or "cuda", why that is impossible here or None).
+
+    A `target` parameter decides; "auto", and none at all, takes GPUs where there are enough.
+    """
+    target = getattr(params, "target", "auto")
+    needed = max(case.grid.size for case in cases)
+    present = len(environment["gpus"])
+    usable = present if "+cpu" not in (environment["torch"] or "") else 0
+    if target == "cuda" and usable < needed:
+        return "cuda", f"needs {needed} GPU(s), this machine has {usable} that torch can use"
+    if target == "auto":
+        return ("cuda" if usable >= needed else "cpu"), None
+    return target, None
+
+
+def command(module: ModuleType, params: object) -> list[str]:
+    """The command line that asks for the same: only what differs from the defaults."""
+    words = ["python", "-m", "rlkernel", getattr(module, "NAME", module.__name__)]
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        if value != field.default:
+            many = isinstance(value, tuple)
+            text = ",".join(map(str, value)) if many else str(value)
+            words += [f"--{field.name.replace('_', '-')}", text]
+    return words
+
+
+def as_json(params: object) -> dict:
+    """Parameters as they read back from run.json: tuples are lists there."""
+    return json.loads(json.dumps(dataclasses.asdict(params)))
+
+
+def key8(plan: Plan) -> str:
+    """Names what was asked: parameters and cases."""
+    return digest([plan.parameters, [case.key for case in plan.cases]])[:8]
+
+
+def _complete(earlier: list[Record], parameters: dict, reuse: list[str]) -> Record | None:
+    """The newest finished run that asked for exactly this, under the same reuse keys."""
+    for record in earlier:
+        same = record.status == "ok" and record.parameters == parameters
+        if same and [row["reuse"] for row in record.rows] == reuse:
+            return record
+    return None
+
+
+def _known(earlier: list[Record], cases: list[Case], reuse: list[str]) -> dict[str, dict]:
+    """Rows of any earlier run, however that ended, that may stand for these cases; newest first."""
+    wanted = dict(zip(reuse, cases, strict=True))
+    known: dict[str, dict] = {}
+    for record in earlier:
+        for row in record.rows:
+            case = wanted.get(row["reuse"])
+            if case is not None and case.key not in known:
+                known[case.key] = {"reused_from": record.path.name} | row
+    return known
