@@ -144,9 +144,9 @@ def experiment_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
     run.add_argument(
         "--peer-timeout",
         type=_seconds,
-        default=60.0,
+        default=25.0,
         metavar="S",
-        help="how long a rank waits for another [s] (60)",
+        help="how long a rank waits for another [s] (25)",
     )
     run.add_argument(
         "--results",

@@ -44,7 +44,7 @@ def measure(
     root: Path | str | None = None,
     force: bool = False,
     timeout_s: float = 600.0,
-    peer_timeout_s: float = 60.0,
+    peer_timeout_s: float = 25.0,
     argv: list[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Record:
@@ -87,7 +87,7 @@ def prepare(
     *,
     root: Path | str | None = None,
     timeout_s: float = 600.0,
-    peer_timeout_s: float = 60.0,
+    peer_timeout_s: float = 25.0,
 ) -> Path:
     """A run folder and its spec, for a torchrun typed by hand on several nodes -> the spec's path.
 
