@@ -1,0 +1,151 @@
+"""What a notebook asks for: one record, measured here or given, and the published ones beside it.
+
+    found = evidence.get("tp-swiglu", run=run, nproc=nproc, mode="catalogue")
+
+`run` is a record's folder, or a folder with several of them; "" measures here, where a case that
+was measured before is read from its record instead. What cannot be measured on this machine comes
+back without a local record and with the command that measures it elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkernel import records
+from rlkernel.records import Record
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# What makes two records answers to the same question; sizes, seeds and ranks may differ.
+KIND = ("mode", "size", "target", "fault")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """local: measured here or given, None where that is not possible (`missing` says why)."""
+
+    experiment: str
+    parameters: dict
+    local: Record | None
+    published: tuple[Record, ...] = ()
+    missing: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command line that makes this record."""
+        words = [f"python -m rlkernel {self.experiment}"]
+        for name, value in self.parameters.items():
+            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            words.append(f"--{name.replace('_', '-')} {text}")
+        return " ".join(words)
+
+    @property
+    def records(self) -> list[Record]:
+        """The local record first, then the published ones."""
+        return [r for r in (self.local, *self.published) if r is not None]
+
+
+def get(
+    experiment: str, *, run: str = "", gpus: int = 0, timeout_s: float = 600.0, **parameters
+) -> Evidence:
+    """The evidence for one question.
+
+    gpus: how many the measurement needs; with fewer nothing is launched. timeout_s: of the launch,
+    in seconds. Raises UsageError for parameters that cannot be, RunError when a rank fails.
+    """
+    asked = typed(experiment, parameters)
+    published = tuple(r for r in records.find(experiment, published=True) if _same(r, asked))
+    if run:
+        local = _given(experiment, run, asked)
+        missing = "" if local else f"{shown(Path(run))} holds no record of this part"
+        return Evidence(experiment, parameters, local, published, missing)
+    have = len(records.environment()["gpus"])
+    if have < gpus:
+        return Evidence(experiment, parameters, None, published, f"needs {_count(gpus)}")
+    from rlkernel.run import launch
+
+    force = os.environ.get("RLKERNEL_FORCE", "") not in ("", "0")
+    local = launch.measure(experiment, parameters, force=force, timeout_s=timeout_s)
+    if local.status == "skipped":
+        return Evidence(
+            experiment, parameters, None, published, local.run.get("reason") or "skipped"
+        )
+    return Evidence(experiment, parameters, local, published)
+
+
+def is_stale(record: Record) -> bool:
+    """Whether the code has changed since the record was made."""
+    return record.source != source(record.experiment)
+
+
+def source(experiment: str) -> str:
+    """The hash of the code that measures an experiment now; "" for one that is not here."""
+    return _source(experiment, max(p.stat().st_mtime_ns for p in PACKAGE.rglob("*.py")))
+
+
+@functools.cache
+def _source(experiment: str, _changed: int) -> str:
+    from rlkernel import experiments
+
+    try:
+        return records.source_hash(experiments.load(experiment).__name__)
+    except (ValueError, ImportError):
+        return ""
+
+
+def place(record: Record) -> str:
+    """The record's folder as a page shows it: from results/ on, never a path of this machine."""
+    return shown(record.path)
+
+
+def shown(path: Path) -> str:
+    """A path below results/ as a page names it."""
+    root = records.results_root().resolve()
+    path = path.resolve()
+    return f"results/{path.relative_to(root)}" if path.is_relative_to(root) else path.name
+
+
+def _count(gpus: int) -> str:
+    return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def typed(experiment: str, parameters: dict):
+    """Parameters of an experiment as its Params, checked. UsageError; launches nothing."""
+    from rlkernel import experiments
+    from rlkernel.experiments import case
+
+    try:
+        module = experiments.load(experiment)
+    except (ValueError, ImportError) as error:
+        raise case.UsageError(str(error)) from None
+    params = case.parse_params(module.Params, parameters)
+    module.cases(params)  # a combination that cannot be is refused before anything else
+    return params
+
+
+def _same(record: Record, asked) -> bool:
+    """The same kind of question: equal where both say anything about it."""
+    for name in KIND:
+        mine, theirs = getattr(asked, name, None), record.run.get("parameters", {}).get(name)
+        if mine is not None and theirs is not None and mine != theirs:
+            return False
+    return True
+
+
+def _given(experiment: str, run: str, asked) -> Record | None:
+    """The newest fitting record at or below a folder. RecordError where there is none at all."""
+    folder = Path(run) if Path(run).is_absolute() else _from_root(run)
+    places = [folder] if (folder / "run.json").is_file() else sorted(folder.glob("**/run.json"))
+    found = [records.read(p if p.is_dir() else p.parent) for p in places]
+    if not found:
+        raise records.RecordError(f"no record at {run}")
+    fitting = [r for r in found if r.experiment == experiment and _same(r, asked)]
+    return max(fitting, key=lambda r: r.run.get("started", ""), default=None)
+
+
+def _from_root(run: str) -> Path:
+    """A relative path counts from here, or else from the folder that holds results/."""
+    here = Path(run)
+    return here if here.exists() else records.results_root().resolve().parent / run

@@ -1,0 +1,230 @@
+"""What a notebook displays: each piece is one HTML fragment, readable with and without our pages.
+
+Every number comes from a record, so every piece says which one, from which machine, and whether the
+code has changed since. Pieces carry their kind in the output's metadata; the index reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+
+from IPython.display import display
+
+from rlkernel.figures import Plot, style
+from rlkernel.pages.evidence import Evidence, is_stale, place
+from rlkernel.records import Record, environment, label
+
+CARDS = Path(__file__).parent / "template" / "cards.css"
+OPEN_ROWS = 12  # a longer table starts closed
+
+
+def headless() -> bool:
+    """Whether nobody sits in front of it (report, papermill) and only what is drawn is seen."""
+    return os.environ.get("RLKERNEL_HEADLESS", "") not in ("", "0")
+
+
+def start() -> None:
+    """The look of the pieces; call it once at the top of a notebook. Pages bring it themselves."""
+    if not headless():
+        _emit(f"<style>{CARDS.read_text()}</style>", "")
+
+
+def figure(plot: Plot, evidence: Evidence, *, main: bool = False, rows=None) -> None:
+    """The drawing of each record with its text alternative, source and table.
+
+    main: the index shows this one. rows: a subset instead of all rows, as a function of a record.
+    """
+    if evidence.local is None:
+        not_measured(evidence)
+    for record in evidence.records:
+        chosen = rows(record) if rows else record.rows
+        _emit(
+            figure_html(plot, chosen, record, record is evidence.local),
+            plot.alt(chosen),
+            kind="figure",
+            main=main,
+            record=place(record),
+        )
+
+
+def drawing(plot: Plot, evidence: Evidence | None = None) -> None:
+    """A drawing that explains rather than measures; shapes come from the first record, if any."""
+    chosen = rows(evidence) if evidence else []
+    source = evidence.records[0] if evidence and evidence.records else None
+    local = source is not None and source is evidence.local
+    _emit(figure_html(plot, chosen, source, local), plot.alt(chosen), kind="drawing")
+
+
+def rows(evidence: Evidence) -> list[dict]:
+    """The rows of the first record: the local one where there is one."""
+    return evidence.records[0].rows if evidence.records else []
+
+
+def topology(evidence: Evidence) -> None:
+    """Where the ranks of a record stood and what moved their bytes."""
+    if evidence.local is None:
+        return not_measured(evidence)
+    run = evidence.local.run
+    facts = {"backend": run.get("backend"), "device": run.get("device"), **run.get("topology", {})}
+    paths = dict.fromkeys(p for row in evidence.local.rows for p in row.get("paths", {}).values())
+    body = [[name.replace("_", " "), str(value)] for name, value in facts.items()]
+    body += [["path", path] for path in paths]
+    return table(evidence, ["fact", "value"], body)
+
+
+def table(evidence: Evidence, header: list[str], body: list[list[str]], caption: str = "") -> None:
+    """A table with the source of its numbers under it."""
+    source = _sources(evidence.records[0], True) if evidence.records else ""
+    _emit(
+        f'<div class="rk-card">{table_html(header, body)}'
+        f'<p class="rk-source">{escape(caption)} {source}</p></div>',
+        "\n".join("  ".join(line) for line in [header, *body]),
+        kind="table",
+    )
+
+
+def verdict(evidence: Evidence, title: str) -> None:
+    """Passed or failed, each check with its value and limit; one block a record."""
+    if evidence.local is None:
+        not_measured(evidence)
+    for record in evidence.records:
+        found = record.run.get("verdict") or {}
+        passed = bool(found.get("passed"))
+        checks = [
+            ["holds" if c["passed"] else "FAILS", c["name"], _text(c["value"]), _text(c["limit"])]
+            for c in found.get("checks", ())
+        ]
+        head = f'<p class="rk-line">{pill(passed)} <strong>{escape(title)}</strong></p>'
+        numbers = _details(["", "check", "value", "limit"], checks, "check")
+        source = f'<p class="rk-source">{_sources(record, record is evidence.local)}</p>'
+        _emit(
+            f'<div class="rk-card">{head}{numbers}{source}</div>',
+            f"{title}: {'passed' if passed else 'failed'}",
+            kind="verdict",
+            title=title,
+            passed=passed,
+            machine=record.machine_label,
+            local=record is evidence.local,
+            stale=is_stale(record),
+            record=place(record),
+        )
+
+
+def coverage(evidence: Iterable[Evidence] | Evidence) -> None:
+    """COVERED and NOT COVERED, as the records say them."""
+    all_of = [evidence] if isinstance(evidence, Evidence) else list(evidence)
+    told = [r.run for e in all_of for r in e.records[:1]]
+    columns = ""
+    for name, key in (("COVERED", "covered"), ("NOT COVERED", "not_covered")):
+        lines = dict.fromkeys(line for run in told for line in run.get(key, ()))
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        columns += f'<div class="rk-{key}"><h4>{name}</h4><ul>{items}</ul></div>'
+    _emit(f'<div class="rk-coverage">{columns}</div>', "COVERED / NOT COVERED", kind="coverage")
+
+
+def not_measured(evidence: Evidence) -> None:
+    """The visible gap: what it needs and the command that fills it."""
+    _emit(
+        '<div class="rk-gap"><strong>NOT MEASURED here: '
+        f"{escape(evidence.missing)}</strong><p>On such a machine:</p>"
+        f'<pre class="rk-scroll">{escape(evidence.command)}</pre></div>',
+        f"NOT MEASURED here: {evidence.missing}\n{evidence.command}",
+        kind="gap",
+    )
+
+
+def command(line: str) -> None:
+    """A command to copy."""
+    _emit(f'<pre class="rk-scroll">{escape(line)}</pre>', line, kind="command")
+
+
+def machine() -> None:
+    """This machine in a table: what can change a number."""
+    facts = environment()
+    gpus = ", ".join(f"{g['name']} ({g['driver']})" for g in facts["gpus"]) or "none"
+    body = [[n, str(v if v is not None else "absent")] for n, v in facts.items() if n != "gpus"]
+    _emit(
+        f'<div class="rk-card">{table_html(["fact", label(facts)], [*body, ["gpus", gpus]])}</div>',
+        label(facts),
+        kind="machine",
+        machine=label(facts),
+    )
+
+
+# ---- fragments -----------------------------------------------------------------------------------
+
+
+def figure_html(plot: Plot, rows, record: Record | None, local: bool = True) -> str:
+    drawn = plot.draw(rows)
+    width, height = (round(98 * inches) for inches in drawn.get_size_inches())
+    data = base64.b64encode(style.png(drawn)).decode()
+    source = f'<span class="rk-source">{_sources(record, local)}</span>' if record else ""
+    said = f"<strong>{escape(plot.title)}</strong> {escape(plot.note)} {source}"
+    return (
+        '<figure class="rk-figure"><div class="rk-scroll rk-plot" tabindex="0">'
+        f'<img src="data:image/png;base64,{data}" alt="{escape(plot.alt(rows))}" '
+        f'width="{width}" height="{height}" style="max-width:{width}px"></div>'
+        f"<figcaption>{said}</figcaption>"
+        f"{_details(*plot.table(rows), 'line')}</figure>"
+    )
+
+
+def table_html(header: list[str], body: list[list[str]]) -> str:
+    """A table that scrolls within itself; columns of numbers are set to the right."""
+    right = [bool(body) and all(_numeric(line[i]) for line in body) for i in range(len(header))]
+    cell = "<{0}{1}>{2}</{0}>".format
+    mark = [' class="n"' if r else "" for r in right]
+    head = "".join(cell("th", m, escape(h)) for m, h in zip(mark, header, strict=True))
+    lines = "".join(
+        "<tr>"
+        + "".join(cell("td", m, escape(str(c))) for m, c in zip(mark, line, strict=True))
+        + "</tr>"
+        for line in body
+    )
+    return (
+        '<div class="rk-scroll" tabindex="0"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
+
+
+def pill(passed: bool | None) -> str:
+    word, kind = {True: ("holds", "good"), False: ("fails", "bad"), None: ("not run", "none")}[
+        passed
+    ]
+    return f'<span class="rk-pill rk-{kind}">{word}</span>'
+
+
+def _details(header: list[str], body: list[list[str]], unit: str) -> str:
+    if not body:
+        return ""
+    state = " open" if len(body) <= OPEN_ROWS else ""
+    count = f"{len(body)} {unit}{'s' * (len(body) != 1)}"
+    return (
+        f'<details class="rk-numbers"{state}><summary>Table, {count}</summary>'
+        f"{table_html(header, body)}</details>"
+    )
+
+
+def _sources(record: Record, local: bool) -> str:
+    stale = ' <span class="rk-pill rk-stale">stale: the code has changed since</span>'
+    return (
+        f"{'Measured here' if local else 'Published'}, {escape(record.machine_label)}, "
+        f"<code>{escape(place(record))}</code>{stale if is_stale(record) else ''}"
+    )
+
+
+def _numeric(text: str) -> bool:
+    return bool(re.fullmatch(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?|-", str(text)))
+
+
+def _text(value) -> str:
+    return style.number(value) if isinstance(value, int | float) else str(value)
+
+
+def _emit(html: str, text: str, **meta) -> None:
+    display({"text/html": html, "text/plain": text}, raw=True, metadata={"rlkernel": meta})

@@ -1,0 +1,92 @@
+"""One real report for all tests of this folder: built once, with its records, then only read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlkernel.pages import report as pages
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """The report of this tree's notebooks -> index, folder, results, seconds."""
+    results = tmp_path_factory.mktemp("report") / "results"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLKERNEL_RESULTS", str(results))
+        patch.setattr(pages, "inputs_of_package", lambda: "as built")
+        start = time.monotonic()
+        index = pages.build()
+        seconds = time.monotonic() - start
+    return SimpleNamespace(index=index, folder=index.parent, results=results, seconds=seconds)
+
+
+@pytest.fixture
+def beside(built, monkeypatch):
+    """The session's report, with the results folder that it was built from."""
+    monkeypatch.setenv("RLKERNEL_RESULTS", str(built.results))
+    monkeypatch.setattr(pages, "inputs_of_package", lambda: "as built")
+    return built
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """notebook(*cells, kernel="python3", name="book.ipynb", tags=()) -> a small notebook on disk.
+
+    A cell that starts with `# parameters` gets that tag; text after `#md ` is prose.
+    """
+
+    def write(*cells: str, kernel: str = "python3", name: str = "book.ipynb") -> Path:
+        found = []
+        for number, source in enumerate(cells):
+            prose = source.startswith("#md ")
+            cell = {"cell_type": "markdown" if prose else "code", "id": f"c{number}"}
+            cell |= {"metadata": {}, "source": source.removeprefix("#md ")}
+            if source.startswith("# parameters"):
+                cell["metadata"] = {"tags": ["parameters"]}
+            found.append(cell if prose else cell | {"outputs": [], "execution_count": None})
+        spec = {"name": kernel, "display_name": kernel, "language": "python"}
+        book = {"cells": found, "metadata": {"kernelspec": spec}, "nbformat": 4}
+        path = tmp_path / "books" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(book | {"nbformat_minor": 5}))
+        return path
+
+    return write
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+@pytest.fixture
+def ends():
+    """ends(pid, within=10): waits until a process is gone; False when it is not."""
+
+    def wait(pid: int, within: float = 10.0) -> bool:
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
+            if not alive(pid):
+                return True
+            time.sleep(0.05)
+        return False
+
+    return wait
+
+
+@pytest.fixture
+def environment():
+    """This process's environment with the tree on the path, for a command line."""
+    return os.environ | {"PYTHONPATH": str(ROOT)}

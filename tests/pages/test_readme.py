@@ -1,0 +1,87 @@
+"""README's numbers come from published records, and an edited one is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlkernel.pages import evidence, readme
+from tests.pages.test_show import record
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A folder with a README and one published record, written once."""
+    text = f"# A\n\nbefore\n\n{readme.BEGIN}\nold\n{readme.END}\n\nafter\n"
+    (tmp_path / "README.md").write_text(text)
+    home = tmp_path / "results" / "published" / "tp-swiglu"
+    record(home / "cpu", source=evidence.source("tp-swiglu"))
+    assert readme.update(root=tmp_path) == 0
+    return tmp_path
+
+
+def edit(tree, old: str, new: str) -> None:
+    path = tree / "README.md"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_writes_the_block_and_only_the_block(tree):
+    text = (tree / "README.md").read_text()
+    assert text.startswith("# A\n\nbefore\n\n") and text.endswith("\n\nafter\n")
+    assert "old" not in text and readme.STALE not in text
+    line = next(x for x in text.splitlines() if "equivalent" in x)
+    assert line == (
+        "| tp-swiglu | P=2: <equivalent> | 1.5e-08 | 1e-07 | 2-core x86-64 CPU "
+        "| `results/published/tp-swiglu/cpu` |"
+    )
+    assert (tree / readme.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_check_is_content_and_a_second_time_changes_nothing(tree):
+    before = (tree / "README.md").read_text()
+    assert readme.update(check=True, root=tree) == 0
+    assert readme.update(root=tree) == 0 and (tree / "README.md").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [("1.5e-08", "1.4e-08"), ("| tp-swiglu | P=4", "| tp-swiglu | P=5"), ("2-core", "9-core")],
+)
+def test_an_edited_number_is_found(tree, old, new, capsys):
+    edit(tree, old, new)
+    assert readme.update(check=True, root=tree) == 1
+    assert f"+{'| tp-swiglu' if old.startswith('|') else ''}"[:1] in capsys.readouterr().err
+
+
+def test_a_missing_number_is_found(tree, capsys):
+    home = tree / "results" / "published" / "tp-swiglu"
+    record(home / "new")
+    assert readme.update(check=True, root=tree) == 1
+    assert "results/published/tp-swiglu/new" in capsys.readouterr().err
+    assert readme.update(root=tree) == 0 and readme.update(check=True, root=tree) == 0
+
+
+def test_a_missing_picture_is_found(tree, capsys):
+    (tree / readme.PICTURE).unlink()
+    assert readme.update(check=True, root=tree) == 1
+    assert "missing: results/published/figures/tp_swiglu.png" in capsys.readouterr().err
+
+
+def test_stale_is_marked_and_is_no_failure(tree, monkeypatch):
+    monkeypatch.setattr(evidence, "source", lambda experiment: "1" * 64)
+    assert readme.update(check=True, root=tree) == 0  # the mark is not there yet
+    assert readme.update(root=tree) == 0
+    text = (tree / "README.md").read_text()
+    assert text.count(f"`results/published/tp-swiglu/cpu`{readme.STALE} |") == 2
+    assert readme.update(check=True, root=tree) == 0
+
+
+def test_without_a_block_nothing_is_written(tree):
+    (tree / "README.md").write_text("# A\n")
+    with pytest.raises(readme.ReadmeError, match="has no block"):
+        readme.update(root=tree)
+    assert (tree / "README.md").read_text() == "# A\n"
+
+
+def test_this_readme_is_what_the_records_say(root):
+    assert readme.update(check=True, root=root) == 0
