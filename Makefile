@@ -36,8 +36,9 @@ test: setup  ## the whole suite; ARGS="-k grid -x" goes to pytest
 preflight: setup  ## what can this machine measure? ARGS="--json"
 	@$(RL) preflight $(ARGS)
 
+# A container's only user is often root, whom Jupyter refuses unless told.
 lab: setup  ## JupyterLab on the notebooks; ARGS go to it
-	@.venv/bin/python -m jupyterlab --notebook-dir . $(ARGS) notebooks
+	@.venv/bin/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir . $(ARGS) notebooks
 
 notebook: setup  ## one notebook through papermill: NB=01_tp_swiglu ARGS="-p nproc 2"
 	@test -n "$(NB)" || { echo 'which one? make notebook NB=01_tp_swiglu ARGS="-p nproc 2"'; exit 2; }

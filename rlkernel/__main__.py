@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import signal
 import sys
 import textwrap
@@ -44,7 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     # Not the default, so that a launch that is ended can say so before this process ends.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        return dispatch(argv)
+        code = dispatch(argv)
+        sys.stdout.flush()  # while a reader who has gone can still be noticed
+        return code
     except UsageError as error:
         print(f"rlkernel: {error}", file=sys.stderr)
         return 2
@@ -53,6 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         return 3
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except BrokenPipeError:  # `... | head`: at exit nothing may be flushed to who has gone
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def dispatch(argv: list[str]) -> int:
@@ -134,20 +141,14 @@ def experiment_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
             help=_help(field, hints[field.name]).replace("%", "%%"),
         )
     run = parser.add_argument_group("running")
-    run.add_argument(
-        "--json", action="store_true", help="print the summary as JSON, alone, on stdout"
-    )
+    alone = "print the summary as JSON, alone, on stdout"
+    run.add_argument("--json", action="store_true", help=alone)
     run.add_argument("--force", action="store_true", help="measure again what was measured before")
     run.add_argument(
         "--timeout", type=_seconds, default=600.0, metavar="S", help="for all of it [s] (600)"
     )
-    run.add_argument(
-        "--peer-timeout",
-        type=_seconds,
-        default=25.0,
-        metavar="S",
-        help="how long a rank waits for another [s] (25)",
-    )
+    wait = "how long a rank waits for another [s] (25)"
+    run.add_argument("--peer-timeout", type=_seconds, default=25.0, metavar="S", help=wait)
     run.add_argument(
         "--results",
         type=Path,

@@ -75,6 +75,13 @@ def test_drift_by_hand():
     assert list(report.ecdf) == sorted(report.ecdf) and report.ecdf[-1] == report.max_abs
 
 
+@pytest.mark.parametrize("scale", [2.0**-40, 1.0, 2.0**40])
+def test_relative_l2_does_not_depend_on_the_scale(scale):
+    """Gradients are small: a norm below one must not make their errors look smaller."""
+    reference = torch.tensor([3.0, 4.0]) * scale
+    assert drift(reference * 1.5, reference).rel_l2 == pytest.approx(0.5)
+
+
 def test_drift_of_nan_is_infinite_and_of_equal_infinities_nothing():
     assert drift(torch.tensor([math.nan, 1.0]), torch.tensor([1.0, 1.0])).max_abs == math.inf
     assert drift(torch.tensor([1.0]), torch.tensor([math.nan])).max_abs == math.inf

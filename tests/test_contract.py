@@ -167,6 +167,14 @@ def test_a_large_residual_stays_within_the_stated_steps(leaves):
 
 
 @pytest.mark.parametrize("tree", TREES, ids=lambda t: t.name + "." + t.round_to)
+def test_the_root_is_rounded_once_more_to_the_output(tree):
+    a, b = operands(10, 4, 64, 4)
+    for dtype in (torch.float32, torch.bfloat16):
+        root = tree.matmul(a, b, out_dtype=dtype)
+        assert root.dtype == dtype and bit_report(root, tree.matmul(a, b).to(dtype))
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda t: t.name + "." + t.round_to)
 def test_names_read_back(tree):
     again = ReductionTree.parse(tree.name)
     assert again.leaves == tree.leaves

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -78,6 +79,19 @@ def test_a_crash_shows_the_guilty_rank_and_exits_3(tmp_path):
     summary = json.loads(crashed.stdout)
     assert (summary["passed"], summary["status"], summary["exit_code"]) == (False, "crashed", 3)
     assert len(read(summary["record"]).rows) == 1
+
+
+def test_a_reader_who_has_gone_is_no_failed_check(tmp_path):
+    """`... | head -1`: neither a traceback nor exit code 1, which says that a check failed."""
+    for words in (["--help"], ["preflight", "--target", "cuda", "--results", str(tmp_path)]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "rlkernel", *words]
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 BAD = {

@@ -48,12 +48,19 @@ class Evidence:
 
 
 def get(
-    experiment: str, *, run: str = "", gpus: int = 0, timeout_s: float = 600.0, **parameters
+    experiment: str,
+    *,
+    run: str = "",
+    gpus: int = 0,
+    timeout_s: float = 600.0,
+    force: bool = False,
+    **parameters,
 ) -> Evidence:
     """The evidence for one question.
 
     gpus: how many the measurement needs; with fewer nothing is launched. timeout_s: of the launch,
-    in seconds. Raises UsageError for parameters that cannot be, RunError when a rank fails.
+    in seconds. force: measure again what was measured before. Raises UsageError for parameters that
+    cannot be, RunError when a rank fails.
     """
     asked = typed(experiment, parameters)
     published = tuple(r for r in records.find(experiment, published=True) if _same(r, asked))
@@ -66,7 +73,7 @@ def get(
         return Evidence(experiment, parameters, None, published, f"needs {_count(gpus)}")
     from rlkernel.run import launch
 
-    force = os.environ.get("RLKERNEL_FORCE", "") not in ("", "0")
+    force = force or os.environ.get("RLKERNEL_FORCE", "") not in ("", "0")
     local = launch.measure(experiment, parameters, force=force, timeout_s=timeout_s)
     if local.status == "skipped":
         return Evidence(

@@ -168,6 +168,7 @@ class Engine(NBClientEngine):
 
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, *, watch, env, start_timeout=60, **_):
+        _forget_places(nb_man.nb)
         manager = watch.manager = Manager()
         client = Client(
             nb_man,
@@ -251,6 +252,12 @@ def _literal(path: Path) -> str:
 
 def _plain(value):
     return list(value) if isinstance(value, tuple) else value
+
+
+def _forget_places(nb) -> None:
+    """The executed notebook is shared with its page: where it lay on this machine is not."""
+    for name in ("input_path", "output_path"):
+        nb.metadata.papermill[name] = Path(nb.metadata.papermill[name]).name
 
 
 def _follow(nb_man) -> list[int]:

@@ -19,6 +19,7 @@ from nbconvert.exporters import HTMLExporter
 import rlkernel
 from rlkernel import records
 from rlkernel.pages import evidence, show
+from rlkernel.records.scrub import scrub
 
 TEMPLATE = Path(__file__).parent / "template"
 NEWEST = 12  # records listed on the index, an experiment
@@ -43,6 +44,9 @@ def page(executed: Path, target: Path, *, name: str, error: str | None, home: st
     """Render an executed notebook to `target`. home: the address of the index from there."""
     book = nbformat.read(executed, as_version=4)
     book.cells = [cell for cell in book.cells if not _papermill_remark(cell)]
+    for output in (o for cell in book.cells for o in cell.get("outputs", ())):
+        if output.output_type == "error":  # tracebacks name files of this machine
+            output.traceback = [scrub(line) for line in output.traceback]
     exporter = HTMLExporter(template_name="rlkernel", extra_template_basedirs=[str(TEMPLATE)])
     exporter.anchor_link_text = "#"
     title, _ = heading(book)

@@ -96,7 +96,7 @@ def button(experiment: str, parameters: dict, then: Callable | None = None) -> t
     def press(_):
         output.clear_output()
         with output:
-            found = evidence.get(experiment, **parameters)
+            found = evidence.get(experiment, force=True, **parameters)
             show.verdict(found, "This run")
             if then:
                 then(found)

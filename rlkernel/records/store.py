@@ -73,7 +73,7 @@ class RunFolder:
             write_json(draft / RUN, run)
             return cls(_name_it(draft, home, source8, key8))
         except OSError as error:
-            raise _cannot("create a run folder in", home, error) from error
+            raise cannot("create a run folder in", home, error) from error
         finally:
             if draft is not None:
                 shutil.rmtree(draft, ignore_errors=True)  # gone already where all went well
@@ -88,7 +88,7 @@ class RunFolder:
         try:
             write_json(path, run)
         except OSError as error:
-            raise _cannot("replace", path, error) from error
+            raise cannot("replace", path, error) from error
         return run
 
     def append_row(self, row: dict) -> None:
@@ -200,6 +200,8 @@ def write_json(path: Path, obj: object) -> None:
 def append_lines(path: Path, objects: list[dict]) -> None:
     """Append JSON lines in one write and fsync. Where only a part fits, that part is taken back.
 
+    So is the torn last line of an earlier writer: with ours behind it, it would never read again.
+
     Raises RecordError when the disk is full (or the file may not be written), and for an object
     that is not JSON.
     """
@@ -210,11 +212,11 @@ def append_lines(path: Path, objects: list[dict]) -> None:
     except (TypeError, ValueError) as error:
         raise RecordError(f"a row for {path.name} is not JSON: {error}") from error
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise _cannot("open", path, error) from error
+        raise cannot("open", path, error) from error
     try:
-        before = os.fstat(file).st_size
+        before = _whole_lines(file)
         try:
             rest = memoryview(data)
             while rest:  # a short write says why only when asked to go on
@@ -223,9 +225,19 @@ def append_lines(path: Path, objects: list[dict]) -> None:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(file, before)
-            raise _cannot("append to", path, error) from error
+            raise cannot("append to", path, error) from error
     finally:
         os.close(file)
+
+
+def _whole_lines(file: int) -> int:
+    """The size of an open file once a torn last line is cut off."""
+    size = os.fstat(file).st_size
+    if size == 0 or os.pread(file, 1, size - 1) == b"\n":
+        return size
+    whole = os.pread(file, size, 0).rfind(b"\n") + 1
+    os.ftruncate(file, whole)
+    return whole
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -275,5 +287,6 @@ def _read_json(path: Path) -> dict:
         raise RecordError(f"{path} does not read: {error}") from error
 
 
-def _cannot(what: str, path: Path, error: OSError) -> RecordError:
+def cannot(what: str, path: Path, error: OSError) -> RecordError:
+    """The named error for what the disk refused."""
     return RecordError(f"cannot {what} {path}: {error.strerror or error}")

@@ -110,7 +110,7 @@ def _entry(rank: int, fate: Fate | None, guilty: bool, because: str) -> dict:
         return {"rank": rank, "status": FINISHED, "reason": "ended well", "traceback": None}
     if fate.error is not None:
         status = GUILTY if guilty else VICTIM
-        reason = f"raised {fate.error['type']}: {fate.error['message']}"
+        reason = f"raised {fate.error['type']}: {fate.error['message']}".removesuffix(": ")
         return {
             "rank": rank,
             "status": status,

@@ -193,7 +193,10 @@ def write_spec(asked: Plan, folder: RunFolder, timeout_s: float, peer_timeout_s:
         ],
     }
     path = folder.path / "spec.json"
-    store.write_json(path, spec)
+    try:
+        store.write_json(path, spec)
+    except OSError as error:
+        raise store.cannot("write", path, error) from error
     return path
 
 
@@ -268,7 +271,7 @@ def _fail_by_rank(asked: Plan, folder: RunFolder, failures: list[dict], seconds:
 
 def _fail(asked, folder, status, code, reason, seconds, failures=None, details=""):
     """Write the failure and raise it."""
-    reason, details = scrub(reason), scrub(details)
+    reason = scrub(reason)
     if failures is None:
         stacks = {rank: _stack(folder.path, rank) for rank in range(asked.world)}
         failures = blame.all_ended(asked.world, f"ended: {reason}", stacks)
@@ -281,7 +284,7 @@ def _fail(asked, folder, status, code, reason, seconds, failures=None, details="
     record = store.read(folder.path)
     done = f"{len(record.rows)} of {len(asked.cases)} cases are measured and stay"
     others = [f"rank {f['rank']}: {f['reason']}" for f in failures]
-    lines = [f"{asked.module.NAME} {status}: {reason}", details.rstrip(), *others, done]
+    lines = [f"{asked.module.NAME} {status}: {reason}", scrub(details).rstrip(), *others, done]
     raise RunError(code, record, "\n".join(line for line in lines if line))
 
 

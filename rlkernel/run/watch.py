@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rlkernel.experiments.case import UsageError
 from rlkernel.records.scrub import REPOSITORY
+from rlkernel.records.store import cannot
 
 GRACE_S = 10.0  # for the agent to end its ranks, before both are killed
 TICK_S = 0.1
@@ -83,7 +84,7 @@ def run_agent(
     on_tick is called about ten times a second. When it raises, everything is ended first.
     """
     scratch = folder / "log" / "torchrun"
-    with open(folder / "log" / "agent.txt", "ab") as log:
+    with _log(folder / "log" / "agent.txt") as log:
         child = subprocess.Popen(
             _command(folder, world, scratch),
             env=_environment(device),
@@ -97,6 +98,13 @@ def run_agent(
     finally:
         end(child, signals)
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _log(path: Path):
+    try:
+        return open(path, "ab")
+    except OSError as error:
+        raise cannot("open", path, error) from error
 
 
 def _wait(child, signals: Signals, deadline: float, on_tick: Callable[[], None]) -> Outcome:

@@ -63,6 +63,14 @@ def test_an_error_keeps_what_was_shown(notebook, tmp_path, ends):
     assert ends(kernel_pid(outcome.path))
 
 
+def test_a_traceback_on_a_page_tells_no_place(notebook, tmp_path):
+    book = notebook("from rlkernel.records import read\nread('nothing')")
+    outcome = report.execute(book, tmp_path / "out.ipynb")
+    page = outcome.path.with_suffix(".html").read_text()
+    assert "rlkernel/records/store.py" in page and "RecordError" in page
+    assert str(report.ROOT) not in page and str(tmp_path) not in page
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
 def test_a_kernel_that_dies_is_no_success(notebook, tmp_path, number):
     book = notebook(FIRST, f"os.kill(os.getpid(), {int(number)}); import time; time.sleep(60)", "1")

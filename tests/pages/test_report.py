@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from rlkernel import records
 from rlkernel.experiments.case import UsageError
 from rlkernel.pages import evidence, report
+from rlkernel.run import launch
 
 PAGES = ("index", "00_start", "01_tp_swiglu")
 TIME = re.compile(r"<time>[^<]*</time>")
@@ -52,7 +54,10 @@ def test_a_page_is_whole_and_alone(built, name):
     foreign = [a for a in page.addresses if re.match(r"(https?:|//|file:|/)", a)]
     assert foreign == [] and "script" not in page.tags and "url(" not in html
     assert page.alts and all(len(alt) > 40 for alt in page.alts)
-    assert str(report.ROOT) not in html and str(built.results) not in html
+    shared = html
+    if name != "index":
+        shared += (built.folder / f"{name}.ipynb").read_text(encoding="utf-8")
+    assert str(report.ROOT) not in shared and str(built.results) not in shared
 
 
 def test_the_index_tells_question_verdict_machine_and_figure(built):
@@ -190,6 +195,21 @@ def test_a_failing_notebook_is_told_and_the_others_are_made(notebook, tmp_path, 
     assert report.main(["--out", str(out), "--notebooks", str(good.parent)]) == 1
     again = capsys.readouterr().err
     assert "00_good ... unchanged" in again and "01_bad ... unchanged" not in again
+
+
+def test_force_reaches_the_kernel_and_the_launch(notebook, tmp_path, results, monkeypatch):
+    book = notebook("import os\nprint('force', os.environ['RLKERNEL_FORCE'] or 'no')")
+    executed = tmp_path / "out" / book.name
+    for force, word in ((False, "no"), (True, "1")):
+        report.build(executed.parent, force=force, notebooks=book.parent)
+        assert f"force {word}" in executed.read_text()
+    asked = []
+    local = SimpleNamespace(status="ok")
+    monkeypatch.setattr(launch, "measure", lambda *_, **how: asked.append(how["force"]) or local)
+    for value in ("", "1"):
+        monkeypatch.setenv("RLKERNEL_FORCE", value)
+        evidence.get("preflight")
+    assert asked == [False, True]
 
 
 def test_only_knows_its_notebooks(tmp_path):

@@ -182,5 +182,5 @@ def test_the_button_measures_and_shows_the_verdict(found, monkeypatch):
     monkeypatch.setattr(evidence, "get", lambda name, **p: asked.append((name, p)) or found)
     button, output = widgets.button("tp-swiglu", {"nproc": (2,)})
     button.click()
-    assert asked == [("tp-swiglu", {"nproc": (2,)})]
+    assert asked == [("tp-swiglu", {"nproc": (2,), "force": True})], "anew, not from a record"
     assert output is not None

@@ -14,6 +14,8 @@ import pytest
 
 from rlkernel.experiments.case import UsageError
 from rlkernel.pages import sweep
+from rlkernel.run import launch
+from tests.pages.test_show import record
 
 POINT = """
 # parameters
@@ -115,6 +117,18 @@ def test_a_failing_point_is_told_and_run_again(tmp_path, notebook, results):
     started = os.stat(results / good["record"].removeprefix("results/")).st_mtime_ns
     assert sweep.run(file) == 1
     assert os.stat(results / good["record"].removeprefix("results/")).st_mtime_ns == started
+
+
+def test_a_point_whose_check_fails_makes_the_sweep_fail(tmp_path, results, monkeypatch):
+    """Status ok, verdict failed: done, not run again, and exit code 1 each time."""
+    failing = record(results / "tp-swiglu" / "a")
+    asked = []
+    monkeypatch.setattr(launch, "measure", lambda *given, **_: asked.append(given) or failing)
+    file = write(tmp_path, "experiment: tp-swiglu\nparameters: {nproc: [2]}\n")
+    assert sweep.run(file) == 1 and sweep.run(file) == 1 and len(asked) == 1
+    (point,) = index(results)["points"]
+    assert (point["status"], point["passed"]) == ("ok", False)
+    assert "| fails |" in (results / "sweeps" / "my_sweep" / "index.md").read_text()
 
 
 def test_a_measured_point_names_its_record(tmp_path, results):

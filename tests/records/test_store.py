@@ -64,6 +64,18 @@ def test_a_torn_last_row_is_not_there(tmp_path):
         read(folder.path)
 
 
+def test_a_row_behind_a_torn_one_takes_its_place(tmp_path):
+    """Ranks started by hand again, on a folder that a power cut left."""
+    folder = create(tmp_path)
+    folder.append_row(row("a"))
+    rows = folder.path / "cases.jsonl"
+    for torn in (rows.read_bytes() + b'{"key": "b", "res', b'{"key": "a'):
+        rows.write_bytes(torn)
+        folder.append_row(row("b"))
+        assert [r["key"] for r in read(folder.path).rows][-1] == "b"
+    assert len(read(folder.path).rows) == 1
+
+
 def test_a_full_disk_is_named_and_earlier_rows_stay(tmp_path):
     folder = create(tmp_path)
     folder.append_row(row("a"))

@@ -82,6 +82,11 @@ def test_reasons_say_what_happened():
     ]
 
 
+def test_an_exception_without_words_ends_without_a_colon():
+    silent = raised("KeyboardInterrupt") | {"message": ""}
+    assert judge(1, [Fate(0, 1, error=silent)]).of(0)["reason"] == "raised KeyboardInterrupt"
+
+
 def test_a_hung_rank_shows_where_it_stood():
     judgement = judge(2, [lost(0, 1), Fate(1, **ended, stack="Stack of hang")])
     assert judgement.of(1)["traceback"] == "Stack of hang"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import time
@@ -9,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlkernel.records import RecordError, read
+from rlkernel.records import RecordError, read, store
 from rlkernel.run import watch
 from rlkernel.run.launch import RunError, measure
 from tests.run.launching import ROOT, TOY, folders, wait_for
@@ -122,6 +124,24 @@ def test_the_disk_is_full(tmp_path, marked):
     assert "No space left on device" in str(caught.value)
     kept = caught.value.record.path / "cases.kept"
     assert kept.read_text().count("\n") == 1, "the earlier row is whole"
+
+
+@pytest.mark.parametrize("last", ["spec.json", "agent.txt"])
+def test_the_disk_fills_just_before_the_launch(tmp_path, monkeypatch, last):
+    """The folder is there, the next file is not: a named error (exit 3), nothing launched."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(path, write):
+        if path.name == last:
+            raise full
+        return write()
+
+    whole = store.write_json
+    monkeypatch.setattr(store, "write_json", lambda p, obj: refuse(p, lambda: whole(p, obj)))
+    monkeypatch.setattr(watch, "open", lambda p, mode: refuse(p, lambda: open(p, mode)), False)
+    monkeypatch.setattr(watch, "_command", None)  # nothing may be launched
+    with pytest.raises(RecordError, match=f"{last}: No space left on device"):
+        measure(TOY, {}, root=tmp_path)
 
 
 def test_torchrun_itself_fails(tmp_path, marked, monkeypatch):

@@ -134,6 +134,8 @@ def test_force_measures_again(whole):
     assert again.run["reused"] == 0 and "reused_from" not in again.rows[0]
     assert again.rows[0]["world"] == 1 and again.rows[0]["result"]["threads"] == "1"
     assert again.rows[0]["finished"] > record.run["finished"]
+    both = measure(TOY, {"nproc": 1, "seed": "0,1"}, root=root)
+    assert [r["reused_from"] for r in both.rows] == [again.path.name, record.path.name], "newest"
 
 
 def test_other_code_is_measured_again(whole, monkeypatch):
