@@ -76,8 +76,7 @@ class ReductionTree:
     def dtype(self) -> torch.dtype:
         return DTYPES[self.round_to]
 
-    # -- shape of the tree
-    # ---------------------------------------------------------------------------------
+    # -- shape of the tree -------------------------------------------------------------------------
 
     def bounds(self, length: int) -> tuple[tuple[int, int], ...]:
         """[lo, hi) of every leaf over an axis of `length`, left to right. Short axes have empty
@@ -114,8 +113,7 @@ class ReductionTree:
                 f"over {parts} shard(s): {name} must be a multiple of {divisor} ({rule})"
             )
 
-    # -- arithmetic
-    # ----------------------------------------------------------------------------------------
+    # -- arithmetic --------------------------------------------------------------------------------
 
     def round(self, x: Tensor) -> Tensor:
         """FP32 -> the value that a leaf or joint keeps, in `dtype`."""

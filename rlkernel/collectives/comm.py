@@ -26,7 +26,7 @@ from rlkernel.collectives.errors import PeerLost
 from rlkernel.collectives.roll_call import RollCall
 from rlkernel.collectives.transport import Transport
 from rlkernel.contract import ReductionTree
-from rlkernel.grid import Grid
+from rlkernel.grid import Grid, is_power_of_two
 
 SUMMABLE = (torch.float32, torch.bfloat16)
 
@@ -47,14 +47,27 @@ class Link:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of the seam, as an observer sees it."""
+    """One use of the seam, as an observer sees it. `span` neighbours of the group take part."""
 
     kind: str
     site: str
     axis: str
     dim: int
-    link: Link
-    contract: ReductionTree
+    span: int
+    comm: Comm
+
+    @property
+    def link(self) -> Link:
+        return self.comm.links[self.axis]
+
+    @property
+    def contract(self) -> ReductionTree:
+        return self.comm.contract
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """The x of all ranks that take part, in rank order, past agreement and observers."""
+        first = self.link.index // self.span * self.span
+        return self.link.transport.gather(x)[first : first + self.span]
 
     def own_chunk(self, x: Tensor) -> Tensor:
         """The part of x that a reduce-scatter leaves on this rank."""
@@ -101,21 +114,36 @@ class Comm:
         other.observers = (*observers, *self.observers)
         return other
 
+    def unobserved(self) -> Comm:
+        """The same groups and contract with nobody watching, for an observer's own calls."""
+        other = copy.copy(self)
+        other.observers = ()
+        return other
+
     def paths(self) -> dict[str, str]:
         """Which way the bytes of each site went, for the record."""
         return dict(sorted(self._paths.items()))
 
-    # -- collectives
-    # ---------------------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------------
 
     def all_reduce(
-        self, x: Tensor, site: str, axis: str = "tp", *, out: Tensor | None = None
+        self,
+        x: Tensor,
+        site: str,
+        axis: str = "tp",
+        *,
+        span: int | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Tree sum of every rank's x, the same bits on all of them. `out` may be x itself: the sum
-        in place.
+        in place. span: sum over aligned runs of that many neighbours only, the lowest levels of the
+        tree; the whole group must call it.
         """
         self._check_sum(x, site, axis)
-        total = self._observed("all_reduce", x, site, axis, 0, self._tree_all_reduce)
+        size = self.links[axis].size
+        if span is not None and not (is_power_of_two(span) and span <= size):
+            raise ValueError(f"{site}: span={span} must be a power of two of at most {axis}={size}")
+        total = self._observed("all_reduce", x, site, axis, 0, self._tree_all_reduce, span)
         return total if out is None else out.copy_(total)
 
     def reduce_scatter(self, x: Tensor, site: str, axis: str = "tp", *, dim: int = 0) -> Tensor:
@@ -147,13 +175,19 @@ class Comm:
         )
         return values
 
-    # -- how a call runs
-    # -----------------------------------------------------------------------------------
+    # -- how a call runs ---------------------------------------------------------------------------
 
     def _observed(
-        self, kind: str, x: Tensor, site: str, axis: str, dim: int, collective: Callable
+        self,
+        kind: str,
+        x: Tensor,
+        site: str,
+        axis: str,
+        dim: int,
+        collective: Callable,
+        span: int | None = None,
     ) -> Tensor:
-        call = Call(kind, site, axis, dim, self.links[axis], self.contract)
+        call = Call(kind, site, axis, dim, span or self.links[axis].size, self)
 
         def proceed(x: Tensor) -> Tensor:
             if call.link.size == 1:
@@ -173,7 +207,7 @@ class Comm:
         dtype = str(x.dtype).removeprefix("torch.")
         signature = (
             f"{call.kind} {call.site} {dtype}[{shape}] dim {call.dim} "
-            f"over {call.axis} {call.contract.name}"
+            f"over {call.span} of {call.axis} {call.contract.name}"
         )
         call.link.agreement.check(call.site, signature)
         return collective(call, x)
@@ -194,15 +228,14 @@ class Comm:
     def _contract_of(self, kind: str) -> str:
         return "" if kind == "all_gather" else f"{self.contract.name} "
 
-    # -- trees
-    # ---------------------------------------------------------------------------------------------
+    # -- trees -------------------------------------------------------------------------------------
 
     def _tree_all_reduce(self, call: Call, x: Tensor) -> Tensor:
         """Recursive doubling: at level l meet the rank whose bit l differs. log2(P) messages of x's
         size.
         """
         node = self.contract.round(x.clone())
-        for level in range(call.link.size.bit_length() - 1):
+        for level in range(call.span.bit_length() - 1):
             node = self._meet(call.link, level, node, node)
         return node.to(x.dtype)
 
@@ -238,8 +271,7 @@ class Comm:
             return x.clone()
         return torch.cat(call.link.transport.gather(x), dim=call.dim)
 
-    # -- refusals
-    # ------------------------------------------------------------------------------------------
+    # -- refusals ----------------------------------------------------------------------------------
 
     def _check_site(self, x: Tensor, site: str, axis: str) -> None:
         if axis not in self.links:

@@ -1,21 +1,71 @@
 """Ways to break a block at the seam, each with the place where it must show. Imports no torch.
 
-A fault is an observer bound to one site. It states the smallest group on which it can show, the
-first signal that must go wrong, and the check that sees it; a fault asked for on a smaller grid is
-refused, because it would pass unseen.
+A fault is an observer bound to one site, or a way in which shards are loaded. It states the
+smallest grid on which it can show, the first signal that must go wrong, how many steps that takes,
+and the check that sees it; a fault asked for on a grid where it cannot show is refused, because it
+would pass unseen. The blocks' catalogues stand in catalogue.py.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from rlkernel.grid import Grid
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlkernel.collectives.comm import Call, Observer, Proceed
+    from rlkernel.collectives.comm import Call, Comm, Observer, Proceed
+
+Weights = Mapping[str, "Tensor"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One entry of a block's catalogue.
+
+    site: where it bites, and observer: made for each case from the rank's local weights. Or load:
+    (local weights, comm) -> the weights that the rank trains with.
+
+    first_wrong: the earliest signal that must leave its bound, after `steps` steps. detector:
+    "equivalence" (the signal leaves its bound) or "repeat" (its bits change between repeats of the
+    same step). smallest: the smallest grid on which it shows; a dp above 1 there is kept at every
+    tp. only: the option of the block without which the site does not exist. fixture: what the
+    block's initial state needs for it to show. says: one sentence for a reader.
+    """
+
+    name: str
+    site: str
+    first_wrong: str
+    says: str
+    observer: Callable[[Weights], Observer] | None = None
+    load: Callable[[Weights, Comm], Weights] | None = None
+    smallest: Grid = Grid(tp=2)
+    steps: int = 1
+    detector: str = "equivalence"
+    only: str = ""
+    fixture: Mapping[str, float] = field(default_factory=dict)
+
+    def observers(self, local: Weights) -> tuple[Observer, ...]:
+        return (At(self.site, self.observer(local)),) if self.observer else ()
+
+    def grid(self, tp: int) -> Grid | None:
+        """The grid on which the fault shows with `tp` tensor-parallel ranks, None if on none.
+
+        A second data-parallel lane doubles the ranks, so such a fault is shown at its smallest tp.
+        """
+        least = self.smallest
+        if tp < least.tp or (least.dp > 1 and tp > least.tp):
+            return None
+        return Grid(dp=least.dp, tp=tp)
+
+
+def always(observer: Observer) -> Callable[[Weights], Observer]:
+    """An observer that needs nothing of the rank's weights and keeps no state."""
+    return lambda local: observer
 
 
 @dataclass(frozen=True)
@@ -29,19 +79,42 @@ class At:
         return self.observer(call, x, proceed) if call.site == self.site else proceed(x)
 
 
+# -- observers -------------------------------------------------------------------------------------
+
+
 def missing(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
     """The sum is left out: each rank goes on with its own partial."""
     return _as_result(call, x).clone()
 
 
+def doubled(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
+    """The sum runs twice: the second one adds up what every rank already holds in full."""
+    return proceed(x) * call.span
+
+
+def averaged(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
+    """The mean instead of the sum."""
+    return proceed(x) / call.span
+
+
+def wrong_group(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
+    """The sum runs over the data-parallel group, where it should run over the tensor-parallel
+    one.
+    """
+    other = call.comm.unobserved()
+    if call.kind == "reduce_scatter":
+        return other.reduce_scatter(x, f"{call.site}.wrong", "dp", dim=call.dim)
+    return other.all_reduce(x, f"{call.site}.wrong", "dp")
+
+
 def left_fold(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
     """((r0 + r1) + r2) + ... instead of the tree. The same as the tree at two ranks."""
-    return _in_order(call, x, range(call.link.size))
+    return _in_order(call, x, range(call.span))
 
 
 def exchanged(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
     """Ranks 1 and 2 change places in the tree. Needs four ranks."""
-    parts = call.link.transport.gather(call.contract.round(x))
+    parts = call.gather(call.contract.round(x))
     parts[1], parts[2] = parts[2], parts[1]
     return _as_result(call, call.contract.fold(parts).to(x.dtype))
 
@@ -50,67 +123,63 @@ def exchanged(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
 class ArrivalOrder:
     """Add the ranks' partials one after the other in an order that changes from call to call.
 
-    `orders` forces the sequence of permutations; by default all of them in turn. Two partials
-    commute, so it takes four ranks to show.
+    `orders` forces the sequence of permutations, by default it is shuffled by the call's number:
+    the same on every rank. Two partials commute, so it takes four ranks to show.
     """
 
     orders: list[tuple[int, ...]] | None = None
     calls: int = field(default=0, init=False)
 
     def __call__(self, call: Call, x: Tensor, proceed: Proceed) -> Tensor:
-        orders = self.orders or list(itertools.permutations(range(call.link.size)))
         self.calls += 1
-        return _in_order(call, x, orders[(self.calls - 1) % len(orders)])
+        if self.orders:
+            order = self.orders[(self.calls - 1) % len(self.orders)]
+        else:
+            order = random.Random(self.calls).sample(range(call.span), call.span)
+        return _in_order(call, x, order)
+
+
+@dataclass
+class Stale:
+    """The result of the step before, as after an asynchronous sum that nobody waited for."""
+
+    previous: Tensor | None = field(default=None, init=False)
+
+    def __call__(self, call: Call, x: Tensor, proceed: Proceed) -> Tensor:
+        fresh = proceed(x)
+        late, self.previous = self.previous, fresh.clone()
+        return fresh if late is None else late
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One entry of a block's catalogue.
-
-    site: where it bites. first_wrong: the earliest signal that must leave its bound. smallest: the
-    smallest tensor-parallel group on which it shows. detector: the check that sees it. says: one
-    sentence for a reader.
+class BiasOnEveryRank:
+    """Each rank adds the bias to its partial, so the sum holds it P times (the block's own
+    once).
     """
 
-    name: str
-    site: str
-    observer: Observer
-    first_wrong: str
-    says: str
-    smallest: int = 2
-    detector: str = "equivalence"
+    bias: Tensor
 
-    def observers(self) -> tuple[Observer, ...]:
-        return (At(self.site, self.observer),)
+    def __call__(self, call: Call, x: Tensor, proceed: Proceed) -> Tensor:
+        return proceed(x + self.bias.detach().to(x.dtype) * (call.span - 1) / call.span)
 
 
-def _catalogue(*faults: Fault) -> Mapping[str, Fault]:
-    return {fault.name: fault for fault in faults}
+# -- loading ---------------------------------------------------------------------------------------
 
 
-SWIGLU = _catalogue(
-    Fault(
-        "missing_forward_reduce",
-        "down.forward",
-        missing,
-        first_wrong="output",
-        says="each rank takes its partial down projection for the whole output",
-    ),
-    Fault(
-        "missing_backward_reduce",
-        "gate_up.dx",
-        missing,
-        first_wrong="input_grad",
-        says="each rank sends only its own features' gradient on into the norm",
-    ),
-)
+def swap_shards(name: str, dim: int) -> Callable[[Weights, Comm], Weights]:
+    """Neighbouring ranks (0 and 1, 2 and 3, ...) hold each other's shard of one weight."""
+
+    def load(local: Weights, comm: Comm) -> Weights:
+        link = comm.links["tp"]
+        held = comm.unobserved().all_gather(local[name], f"{name}.load", dim=dim)
+        return {**local, name: held.chunk(link.size, dim)[link.index ^ 1].clone()}
+
+    return load
 
 
 def _in_order(call: Call, x: Tensor, order) -> Tensor:
-    """Left fold of the ranks' partials in the given order, rounded like the joints of the
-    contract.
-    """
-    parts = call.link.transport.gather(call.contract.round(x))
+    """Left fold of the ranks' partials in the given order, rounded like the contract's joints."""
+    parts = call.gather(call.contract.round(x))
     first, *rest = order
     total = parts[first]
     for i in rest:

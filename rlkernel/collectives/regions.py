@@ -19,9 +19,12 @@ from torch import Tensor
 from rlkernel.collectives.comm import Comm
 
 
-def copy(x: Tensor, comm: Comm, site: str, axis: str = "tp") -> Tensor:
-    """x replicated on the group -> x. Backward: tree sum of the ranks' gradients at `site`."""
-    return _Copy.apply(x, comm, site, axis)
+def copy(x: Tensor, comm: Comm, site: str, axis: str = "tp", span: int | None = None) -> Tensor:
+    """x replicated on the group -> x. Backward: tree sum of the ranks' gradients at `site`.
+
+    span: x is replicated on runs of that many neighbours only, and summed over those.
+    """
+    return _Copy.apply(x, comm, site, axis, span)
 
 
 def reduce(x: Tensor, comm: Comm, site: str, axis: str = "tp") -> Tensor:
@@ -47,14 +50,14 @@ def scatter(
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, comm, site, axis):
-        ctx.route = (comm, site, axis)
+    def forward(ctx, x, comm, site, axis, span):
+        ctx.route = (comm, site, axis, span)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
-        comm, site, axis = ctx.route
-        return comm.all_reduce(grad, site, axis), None, None, None
+        comm, site, axis, span = ctx.route
+        return comm.all_reduce(grad, site, axis, span=span), None, None, None, None
 
 
 class _Reduce(torch.autograd.Function):

@@ -1,148 +1,243 @@
-"""What every reconstruction experiment says about its rows: checks, JSON summary, printed table.
-Imports no torch.
+"""What every reconstruction experiment is made of: its cases, a run, checks, summary and table.
 
-A row's result holds `signals`, in the order in which a wrong one would appear; each with its
-largest absolute difference and its bound. The first one out of bounds is `first_wrong`.
+A reconstruction trains a dense block and its tensor-parallel twin for a step and compares every
+signal that training depends on, in the order in which a wrong one would appear. The first that
+leaves its bound is `first_wrong`. Importing this imports no torch.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlkernel.collectives.faults import Fault
+from rlkernel.experiments import signals as of_rows
+from rlkernel.experiments.case import Case, UsageError
+from rlkernel.grid import Grid
+
+LEARNING_RATE = 0.05
+ARTICLE_STD = 0.2
+ARTICLE_BOUNDS = {"output": 5e-7, "loss": 5e-7}  # every other signal: 1e-7
+ARTICLE_BOUND = 1e-7
+# equal steps run for the bit comparison, by detector; "none": the correct twin
+REPEATS = {"none": 2, "equivalence": 1, "repeat": 8}
+# the last word of a site -> the signal in which its sum shows first; other sites: the last signal
+BEHIND = {"forward": "output", "dx": "input_grad"}
 
 
-def worst_by_signal(rows: Sequence[Mapping], signals: Sequence[str]) -> dict[str, Mapping]:
-    """For each signal the report that comes closest to its bound, or leaves it by most, over all
-    rows.
+@dataclass(frozen=True)
+class Reconstruction:
+    """One block's experiment. make: (case, size) -> the block; it may import torch.
+
+    json_keys: signal -> its key in the summary, in order. legal_tp: size -> group sizes, tp_rule:
+    why. torch_tp: the largest group over which torch's own styles can split the block.
     """
-    reports = {s: [row["result"]["signals"][s] for row in rows] for s in signals}
-    return {s: max(found, key=lambda r: r["excess"]) for s, found in reports.items()}
 
+    name: str
+    json_keys: Mapping[str, str]
+    faults: Mapping[str, Fault]
+    sizes: Mapping[str, Mapping[str, int]]
+    legal_tp: Mapping[str, tuple[int, ...]]
+    tp_rule: str
+    block_path: str
+    make: Callable
+    torch_tp: int = 8
 
-def earliest(rows: Sequence[Mapping], signals: Sequence[str]) -> str | None:
-    """The earliest first wrong signal of any row."""
-    seen = {row["result"]["first_wrong"] for row in rows}
-    return next((s for s in signals if s in seen), None)
+    @property
+    def signals(self) -> tuple[str, ...]:
+        return tuple(self.json_keys)
 
+    # -- cases -------------------------------------------------------------------------------------
 
-def groups(rows: Sequence[Mapping]) -> list[tuple[Mapping, list[Mapping]]]:
-    """Rows that differ in nothing but the seed, in the order of the record: (the case they share,
-    rows).
-    """
-
-    def shared(row: Mapping) -> dict:
-        return {name: value for name, value in row["case"].items() if name != "seed"}
-
-    return [(case, list(found)) for case, found in itertools.groupby(rows, key=shared)]
-
-
-def verdict(rows: Sequence[Mapping], signals: Sequence[str], *, catalogue: bool) -> dict:
-    """One check a group of seeds. In a catalogue a fault must be caught at the predicted signal by
-    every seed; elsewhere every signal must stay within its bound, whatever fault was injected.
-    """
-    checks = []
-    for case, found in groups(rows):
-        if not found[0]["result"].get("signals"):
-            continue
-        name = _label(case)
-        if catalogue and case["fault"] != "none":
-            expected = found[0]["result"]["expected_first_wrong"]
-            seen = [row["result"]["first_wrong"] or "nothing" for row in found]
-            value = ", ".join(sorted(set(seen)))
-            checks.append(
-                {
-                    "name": f"{name}: caught",
-                    "passed": set(seen) == {expected},
-                    "value": f"first wrong {value}",
-                    "limit": f"first wrong {expected}",
-                }
+    def cases(self, params) -> list[Case]:
+        """Every combination asked for. Raises UsageError for one that cannot be or cannot show."""
+        legal = self.legal_tp[params.size]
+        for tp in params.nproc:
+            if tp not in legal:
+                raise UsageError(
+                    f"nproc={tp} is not possible at the {params.size} size: expected one of "
+                    f"{', '.join(map(str, legal))} ({self.tp_rule})"
+                )
+        if "on" in params.sequence_parallel and params.size != "realistic":
+            raise UsageError(
+                "sequence_parallel=on needs size=realistic: the article's few positions do not "
+                "divide over ranks"
             )
-            continue
-        top = worst_by_signal(found, signals)
-        signal = max(top, key=lambda s: top[s]["excess"])
-        checks.append(
-            {
-                "name": f"{name}: equivalent",
-                "passed": all(row["passed"] for row in found),
-                "value": f"{signal} {top[signal]['max_abs']:.2e}",
-                "limit": f"{top[signal]['bound']:.2e}" + _l2_limit(top[signal]),
-            }
-        )
-    return {"passed": all(check["passed"] for check in checks), "checks": checks}
+        return [
+            Case(
+                self.name,
+                grid,
+                dtype,
+                seed,
+                fault,
+                {"size": params.size, "sequence_parallel": split, "twin": twin, "mode": kind},
+            )
+            for tp in params.nproc
+            for dtype in params.dtype
+            for split in params.sequence_parallel
+            for twin in params.twin
+            for fault, grid, kind in self._variants(params, tp, dtype, split, twin)
+            for seed in params.seed
+        ]
+
+    def _variants(
+        self, params, tp: int, dtype: str, split: str, twin: str
+    ) -> list[tuple[str, Grid, str]]:
+        """(fault, grid, kind of case) to run with tp ranks."""
+        if twin == "torch" and (tp > self.torch_tp or split == "on"):
+            raise UsageError(
+                f"twin=torch is not possible at nproc={tp} with sequence_parallel={split}: torch's "
+                f"column and row styles split this block over at most {self.torch_tp} ranks, "
+                f"with sequence_parallel=off"
+            )
+        asked = params.mode if params.mode in self.faults else params.fault
+        if params.fault != "none" and params.mode not in ("equivalence", params.fault):
+            raise UsageError(
+                f"mode={params.mode} and fault={params.fault} contradict each other: give one"
+            )
+        kind = "inspect" if params.mode == "inspect" else "step"
+        if asked == "none":
+            healthy = [("none", Grid(tp=tp), kind)]
+            if params.mode != "catalogue" or twin != "ours":
+                return healthy
+            shown = [
+                (f, self._grid(f, params.size, tp, dtype, split)) for f in self.faults.values()
+            ]
+            return healthy + [(f.name, grid, kind) for f, grid in shown if grid]
+        fault = self.faults[asked]
+        grid = self._grid(fault, params.size, tp, dtype, split)
+        if twin != "ours":
+            raise UsageError(f"fault {asked} is injected into our own twin only: twin=ours")
+        if grid is None:
+            raise UsageError(
+                f"fault {asked} cannot show on {tp} rank(s) in {dtype} at the {params.size} size"
+                f"{_where(fault)}"
+            )
+        return [(asked, grid, kind)]
+
+    def _grid(self, fault: Fault, size: str, tp: int, dtype: str, split: str) -> Grid | None:
+        """The grid on which the fault shows under these options, None if it cannot."""
+        if fault.only == "sequence_parallel" and split == "off":
+            return None
+        if fault.detector == "repeat" and size == "article" and dtype == "bf16":
+            return None  # a handful of BF16 products: FP32 adds them exactly, in any order
+        return fault.grid(tp)
+
+    # -- one case ----------------------------------------------------------------------------------
+
+    def run(self, case: Case, comm) -> dict:
+        """Train both blocks on this rank; every signal's worst rank. The same on all ranks."""
+        from rlkernel.contract import ReductionTree
+        from rlkernel.reconstruct import second_opinion, step
+
+        options, fault = case.parameters, self.faults.get(case.fault)
+        block = self.make(case, self.sizes[options["size"]], dict(fault.fixture) if fault else {})
+        comm = comm.using(contract=ReductionTree(comm.grid.size, "fp32"))
+        if options["mode"] == "inspect":
+            return {"passed": True, "shapes": block.shapes(comm)}
+        if options["twin"] == "torch":
+            pairs, unsteady = second_opinion.train_both(block, comm, LEARNING_RATE), set()
+        else:
+            pairs, unsteady = _train(block, fault, comm)
+        bounds = self._bounds(case)
+        mine = {
+            "signals": {
+                s: step.compare_signal(pairs[s], block.dtype, bounds.get(s)) for s in self.signals
+            },
+            "digest": {s: step.fingerprint(pairs[s].twin) for s in self.signals},
+            "unsteady": sorted(unsteady),
+        }
+        ranks = comm.collect(mine)
+        signals = {s: step.worst([r["signals"][s] for r in ranks]) for s in self.signals}
+        sites = sorted({site for r in ranks for site in r["unsteady"]})
+        shaky = {BEHIND.get(site.rpartition(".")[2], self.signals[-1]) for site in sites}
+        wrong = [s for s in self.signals if signals[s]["excess"] > 1 or s in shaky]
+        expected, first = fault.first_wrong if fault else None, wrong[0] if wrong else None
+        return {
+            "passed": first is None,
+            "first_wrong": first,
+            "expected_first_wrong": expected,
+            "caught": first == expected if fault else None,
+            "seen_by": _seen_by(first, signals),
+            "unsteady_sites": sites,
+            "contract": comm.contract.name,
+            "signals": signals,
+            "digest": {s: [r["digest"][s] for r in ranks] for s in self.signals},
+            "shapes": block.shapes(comm),
+        }
+
+    def _bounds(self, case: Case) -> dict[str, float]:
+        """The article's bounds hold its own fixture to the letter; elsewhere rounding decides."""
+        options = case.parameters
+        if options["size"] != "article" or case.dtype != "fp32" or options["twin"] != "ours":
+            return {}
+        return {s: ARTICLE_BOUNDS.get(s, ARTICLE_BOUND) for s in self.signals}
+
+    # -- what the rows say -------------------------------------------------------------------------
+
+    def verdict(self, params, rows: Sequence[Mapping]) -> dict:
+        return of_rows.checks(rows, self.signals, catalogue=params.mode == "catalogue")
+
+    def summary(self, params, rows: Sequence[Mapping]) -> dict:
+        if params.mode == "inspect":
+            shapes = rows[0]["result"]["shapes"]
+            return {"mode": "inspect", "block_path": self.block_path, **shapes, "passed": True}
+        mode = params.fault if params.fault != "none" else params.mode
+        passed = self.verdict(params, rows)["passed"]
+        return of_rows.summary(mode, rows, self.json_keys, passed)
+
+    def table(self, params, rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
+        if params.mode == "inspect":
+            return of_rows.shape_table([row["result"]["shapes"] for row in rows])
+        return of_rows.table(rows, self.signals)
+
+    def protocol(self, params) -> dict:
+        """Nothing is timed: what must be equal is the size, the learning rate and the bounds."""
+        bounds = {**ARTICLE_BOUNDS, "other": ARTICLE_BOUND}
+        return {"size": self.sizes[params.size], "lr": LEARNING_RATE, "article bounds": bounds}
 
 
-def summary(mode: str, rows: Sequence[Mapping], keys: Mapping[str, str], passed: bool) -> dict:
-    """The largest differences of all rows under the article's keys, then one entry a case."""
-    top = _peaks(rows, keys)
-    sizes = sorted({_ranks(row["case"]) for row in rows})
-    return {
-        "mode": mode,
-        "world_size": sizes[0] if len(sizes) == 1 else sizes,
-        **top,
-        "first_wrong": earliest(rows, list(keys)),
-        "passed": passed,
-        "cases": [
-            {
-                "seed": row["case"]["seed"],
-                "world_size": _ranks(row["case"]),
-                "dtype": row["case"]["dtype"],
-                "fault": row["case"]["fault"],
-                **row["case"]["parameters"],
-                **_peaks([row], keys),
-                "first_wrong": row["result"]["first_wrong"],
-                "passed": row["passed"],
-            }
-            for row in rows
-        ],
-    }
+def _train(block, fault: Fault | None, comm) -> tuple[Mapping, set[str]]:
+    """(signals of the twin under the fault, sites whose result changed between equal steps).
 
-
-def table(rows: Sequence[Mapping], signals: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """One line a group of seeds: the largest difference of each signal, `!` behind those that left
-    their bound.
+    The bits behind each collective are compared, in FP32: what comes out of a BF16 block can hide a
+    changed order of additions in its rounding.
     """
-    header = ["case", "seeds", *signals, "first wrong"]
-    body = []
-    for case, found in groups(rows):
-        top = worst_by_signal(found, signals)
-        cells = [_cell(top[s]) for s in signals]
-        body.append([_label(case), str(len(found)), *cells, earliest(found, signals) or "-"])
-    return header, body
+    from rlkernel import compare
+
+    weights = {name: w.to(comm.device) for name, w in block.weights().items()}
+    local = block.shard(weights, comm)
+    behind: dict[str, list[str]] = {}
+
+    def capture(call, x, proceed):
+        result = proceed(x)
+        behind.setdefault(call.site, []).append(compare.digest(result))
+        return result
+
+    broken = comm.using(observers=(capture, *(fault.observers(local) if fault else ())))
+    if fault and fault.load:
+        local = fault.load(local, comm)
+    steps = fault.steps if fault else 1
+    repeats = REPEATS[fault.detector if fault else "none"]
+    runs = []
+    for _ in range(repeats):
+        behind.clear()
+        pairs = block.train_both(broken, LEARNING_RATE, steps=steps, local=local)
+        runs.append((pairs, dict(behind)))
+    unsteady = {site for _, seen in runs for site in seen if seen[site] != runs[0][1][site]}
+    return runs[0][0], unsteady
 
 
-def shape_table(shapes: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
-    """Dense and rank-local shapes of each case, one line a tensor."""
-    return ["where", "tensor", "shape"], [
-        [where, name, str(shape)]
-        for case in shapes
-        for where, held in case.items()
-        for name, shape in held.items()
-    ]
+def _seen_by(first: str | None, signals: Mapping) -> str | None:
+    if first is None:
+        return None
+    return "equivalence" if signals[first]["excess"] > 1 else "repeat"
 
 
-def _cell(report: Mapping) -> str:
-    return f"{report['max_abs']:.1e}" + ("!" if report["excess"] > 1 else "")
-
-
-def _l2_limit(report: Mapping) -> str:
-    return "" if report["rel_l2_bound"] is None else f", relative L2 {report['rel_l2_bound']:.1e}"
-
-
-def _peaks(rows: Sequence[Mapping], keys: Mapping[str, str]) -> dict[str, float]:
-    return {
-        key: max(row["result"]["signals"][s]["max_abs"] for row in rows) for s, key in keys.items()
-    }
-
-
-def _ranks(case: Mapping) -> int:
-    grid = case["grid"]
-    return grid["dp"] * grid["cp"] * grid["tp"]
-
-
-def _label(case: Mapping) -> str:
-    parts = [f"P={_ranks(case)}", case["dtype"]]
-    if case["parameters"].get("sequence_parallel") == "on":
-        parts.append("SP")
-    if case["fault"] != "none":
-        parts.append(case["fault"])
-    return " ".join(parts)
+def _where(fault: Fault) -> str:
+    words = f": it needs nproc >= {fault.smallest.tp}"
+    if fault.smallest.dp > 1:
+        words = f": it is shown at nproc={fault.smallest.tp} with dp={fault.smallest.dp}"
+    if fault.detector == "repeat":
+        words += ", and sums that round (fp32, or size=realistic)"
+    return words + (" and sequence_parallel=on" if fault.only == "sequence_parallel" else "")

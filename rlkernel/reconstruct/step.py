@@ -5,7 +5,7 @@ blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -40,17 +40,10 @@ class Step:
     updated: dict[str, Tensor]
 
 
-def train_step(
-    forward: Forward,
-    weights: Mapping[str, Tensor],
-    x: Tensor,
-    target: Tensor,
-    *,
-    lr: float,
-    elements: int,
+def backward(
+    forward: Forward, weights: Mapping[str, Tensor], x: Tensor, target: Tensor, elements: int
 ) -> Step:
-    """Forward, squared error averaged over `elements` values, backward, one SGD step. The inputs
-    stay unchanged.
+    """Forward, squared error averaged over `elements` values, backward. Nothing is updated yet.
 
     `elements` is the size of the whole output even where a rank holds a part of it: then the ranks'
     losses add up to the dense loss and their gradients need no rescaling.
@@ -61,8 +54,15 @@ def train_step(
     loss = (output.float() - target.float()).square().sum() / elements
     loss.backward()
     grads = {name: w.grad for name, w in weights.items()}
-    updated = {name: w.detach() - lr * w.grad for name, w in weights.items()}
-    return Step(output.detach(), loss.detach(), x.grad, grads, updated)
+    return Step(output.detach(), loss.detach(), x.grad, grads, {})
+
+
+def update(
+    step: Step, loss: Tensor, grads: Mapping[str, Tensor], weights: Mapping[str, Tensor], lr: float
+) -> Step:
+    """The step with its final loss and gradients, and the weights after plain SGD."""
+    updated = {name: w.detach() - lr * grads[name] for name, w in weights.items()}
+    return replace(step, loss=loss, grads=dict(grads), updated=updated)
 
 
 def compare_signal(pair: Pair, dtype: torch.dtype, bound: float | None) -> dict[str, object]:
