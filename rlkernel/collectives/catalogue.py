@@ -34,7 +34,13 @@ def _every_way(what: str, site: str, first_wrong: str, says: str) -> Iterator[Fa
     for way, (observer, how) in WAYS.items():
         smallest = TWO_BY_TWO if way == "wrong_group" else Grid(tp=2)
         yield Fault(
-            f"{way}_{what}", site, first_wrong, f"{says} {how}", always(observer), smallest=smallest
+            f"{way}_{what}",
+            way,
+            site,
+            first_wrong,
+            f"{says} {how}",
+            always(observer),
+            smallest=smallest,
         )
 
 
@@ -49,6 +55,7 @@ SWIGLU = _by_name(
     ),
     Fault(
         "missing_data_reduce",
+        "subset",
         "dw",
         "norm_grad",
         "the weight-gradient sum over data-parallel lanes is left out",
@@ -57,6 +64,7 @@ SWIGLU = _by_name(
     ),
     Fault(
         "missing_norm_reduce",
+        "missing",
         "norm.dw",
         "norm_grad",
         "the norm weight's gradient is not summed over the ranks' positions",
@@ -65,6 +73,7 @@ SWIGLU = _by_name(
     ),
     Fault(
         "missing_bias_reduce",
+        "missing",
         "down.db",
         "down_bias_grad",
         "the bias gradient is not summed over the ranks' positions",
@@ -73,6 +82,7 @@ SWIGLU = _by_name(
     ),
     Fault(
         "swapped_down_shards",
+        "swapped",
         "down.load",
         "output",
         "neighbouring ranks hold each other's columns of the down projection",
@@ -80,6 +90,7 @@ SWIGLU = _by_name(
     ),
     Fault(
         "bias_on_every_rank",
+        "added_again",
         "down.forward",
         "output",
         "the bias is added in front of the sum, so P times",
@@ -88,6 +99,7 @@ SWIGLU = _by_name(
     ),
     Fault(
         "stale_backward_reduce",
+        "stale",
         "gate_up.dx",
         "input_grad",
         "the gradient sum in front of gate and up is that of the step before",
@@ -96,6 +108,7 @@ SWIGLU = _by_name(
     ),
     Fault(
         "arrival_order_forward_reduce",
+        "unsteady",
         "down.forward",
         "output",
         "the sum behind the down projection runs in the order of arrival",
@@ -112,6 +125,7 @@ GQA = _by_name(
     ),
     Fault(
         "missing_kv_reduce",
+        "missing",
         "kv.dw",
         "parameter_grad",
         "the gradients of a replicated KV head are not summed over its replicas",
@@ -120,6 +134,7 @@ GQA = _by_name(
     ),
     Fault(
         "doubled_kv_reduce",
+        "doubled",
         "kv.dw",
         "parameter_grad",
         "the gradients of a replicated KV head are summed twice",
@@ -128,6 +143,7 @@ GQA = _by_name(
     ),
     Fault(
         "missing_data_reduce",
+        "subset",
         "dw",
         "parameter_grad",
         "the weight-gradient sum over data-parallel lanes is left out",
@@ -136,6 +152,7 @@ GQA = _by_name(
     ),
     Fault(
         "missing_norm_reduce",
+        "missing",
         "norm.dw",
         "parameter_grad",
         "the norm weight's gradient is not summed over the ranks' positions",
@@ -144,6 +161,7 @@ GQA = _by_name(
     ),
     Fault(
         "swapped_output_shards",
+        "swapped",
         "wo.load",
         "output",
         "neighbouring ranks hold each other's columns of the output projection",
@@ -151,6 +169,7 @@ GQA = _by_name(
     ),
     Fault(
         "stale_input_grad_reduce",
+        "stale",
         "qkv.dx",
         "input_grad",
         "the gradient sum in front of Q, K and V is that of the step before",
@@ -159,6 +178,7 @@ GQA = _by_name(
     ),
     Fault(
         "arrival_order_output_reduce",
+        "unsteady",
         "out.forward",
         "output",
         "the sum behind the output projection runs in the order of arrival",

@@ -27,8 +27,9 @@ Weights = Mapping[str, "Tensor"]
 class Fault:
     """One entry of a block's catalogue.
 
-    site: where it bites, and observer: made for each case from the rank's local weights. Or load:
-    (local weights, comm) -> the weights that the rank trains with.
+    kind: what an audit should call it. site: where it bites, and observer: made for each case from
+    the rank's local weights. Or load: (local weights, comm) -> the weights that the rank trains
+    with.
 
     first_wrong: the earliest signal that must leave its bound, after `steps` steps. detector:
     "equivalence" (the signal leaves its bound) or "repeat" (its bits change between repeats of the
@@ -38,6 +39,7 @@ class Fault:
     """
 
     name: str
+    kind: str
     site: str
     first_wrong: str
     says: str

@@ -9,15 +9,16 @@ submodule's output and its gradient is a boundary that can be watched from outsi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlkernel.collectives import regions
 from rlkernel.collectives.comm import Comm
 from rlkernel.reconstruct.gqa import GQA, attend
 from rlkernel.reconstruct.swiglu import SwiGLU
-from rlkernel.reconstruct.twin import Block, Weights, rms_norm
+from rlkernel.reconstruct.twin import Block, Weights, enter, leave, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -31,26 +32,15 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight)
 
 
-class Enter(nn.Module):
-    """Identity; backward sums the ranks' gradients at `site`."""
+class Region(nn.Module):
+    """twin.enter or twin.leave as a module, in the dtype of its input."""
 
-    def __init__(self, comm: Comm, site: str) -> None:
+    def __init__(self, region: Callable, comm: Comm, layer: str, split: bool) -> None:
         super().__init__()
-        self.comm, self.site = comm, site
+        self.region, self.route = region, (comm, layer, split)
 
     def forward(self, x: Tensor) -> Tensor:
-        return regions.copy(x, self.comm, self.site)
-
-
-class Leave(nn.Module):
-    """Sum of the ranks' partials at `site`; backward is the identity."""
-
-    def __init__(self, comm: Comm, site: str) -> None:
-        super().__init__()
-        self.comm, self.site = comm, site
-
-    def forward(self, x: Tensor) -> Tensor:
-        return regions.reduce(x, self.comm, self.site)
+        return self.region(x, *self.route).to(x.dtype)
 
 
 class SwiGLUModule(nn.Module):
@@ -117,10 +107,16 @@ def twin_module(block: Block, local: Weights, comm: Comm) -> nn.Module:
     """Our twin over this rank's shards: the same module with the two regions put in."""
     module = dense_module(block, local)
     column, row = ("gate_up", "down") if isinstance(block, SwiGLU) else ("qkv", "out")
-    module.enter, module.leave = Enter(comm, f"{column}.dx"), Leave(comm, f"{row}.forward")
+    split = block.sequence_parallel
+    module.enter = Region(enter, comm, column, split)
+    module.leave = Region(leave, comm, row, split)
+    if split:
+        _sum_gradient(module.norm.weight, comm, "norm.dw")
+    if split and isinstance(block, SwiGLU):
+        _sum_gradient(module.bias, comm, "down.db")
     if isinstance(block, GQA) and block.replicas(comm.grid.tp) > 1:
         for layer in (module.wk, module.wv):
-            _sum_replicas(layer, comm, block.replicas(comm.grid.tp))
+            _sum_gradient(layer.weight, comm, "kv.dw", block.replicas(comm.grid.tp))
     return module
 
 
@@ -165,8 +161,10 @@ def local(x: Tensor) -> Tensor:
     return x.to_local() if hasattr(x, "to_local") else x
 
 
-def _sum_replicas(layer: nn.Linear, comm: Comm, span: int) -> None:
-    """The gradient of a weight that `span` neighbours hold alike is summed over them, at "kv.dw"."""
-    layer.weight.register_post_accumulate_grad_hook(
-        lambda weight: comm.all_reduce(weight.grad, "kv.dw", span=span, out=weight.grad)
-    )
+def _sum_gradient(weight: Tensor, comm: Comm, site: str, span: int | None = None) -> None:
+    """Sum the gradient of a replicated parameter over the ranks that see other parts of it."""
+
+    def reduce(weight: Tensor) -> None:
+        comm.all_reduce(weight.grad, site, span=span, out=weight.grad)
+
+    weight.register_post_accumulate_grad_hook(reduce)

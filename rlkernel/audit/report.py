@@ -1,0 +1,119 @@
+"""A whole audit: run dense side and twin, gather every boundary, name the first wrong one.
+
+The twin runs on other data in a second step (what is stale shows only then) and repeats that step
+(what depends on the order of arrival shows only between repeats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from rlkernel import compare
+from rlkernel.audit.boundaries import Boundaries, Layout, Reference
+from rlkernel.audit.diagnose import Finding, Scene, diagnose
+from rlkernel.collectives.comm import Comm
+
+REPEATS = 6
+Dense = Callable[[int], Reference]
+Twin = Callable[[Reference], Boundaries]
+
+
+def audit(dense: Dense, twin: Twin, comm: Comm, seed: int) -> dict[str, object]:
+    """Every rank calls it; the same report on all of them, JSON-able.
+
+    dense: seed -> Reference. twin: Reference -> boundaries of this rank. Raises ValueError when the
+    ranks list different boundaries or one that the dense side does not have.
+    """
+    first, second = dense(seed), dense(seed + 1)
+    findings = _step(first, twin(first), None, comm)
+    step = 1
+    if all(f.right for f in findings):
+        mine = twin(second)
+        later = _step(second, mine, first, comm)
+        findings, step = later, 2
+        if all(f.right for f in later):
+            repeats = [twin(second) for _ in range(REPEATS)]
+            findings = _unsteady(mine, repeats, later, comm)
+    wrong = next((f for f in findings if not f.right), None)
+    return {
+        "passed": wrong is None,
+        "step": step,
+        "boundary": wrong.boundary if wrong else None,
+        "kind": wrong.kind if wrong else "clean",
+        "sure": wrong.sure if wrong else "certain",
+        "says": wrong.sentence if wrong else _clean(findings),
+        "findings": [asdict(f) for f in findings],
+    }
+
+
+def _step(due: Reference, mine: Boundaries, before: Reference | None, comm: Comm) -> list[Finding]:
+    """Findings of one step, in the order in which the twin lists its boundaries."""
+    held = comm.collect({name: (t.detach().cpu(), layout) for name, (t, layout) in mine.items()})
+    _check_names(held, due)
+    vectors = {n: v.cpu() for n, v in due.state_dict.items() if v.ndim == 1}
+    scenes = []
+    for name in held[0]:
+        layouts = [rank[name][1] for rank in held]
+        then = _slices(before.boundaries[name], layouts) if before else None
+        tensors = [rank[name][0] for rank in held]
+        now = _slices(due.boundaries[name], layouts)
+        scenes.append(Scene(name, tensors, now, layouts, then, vectors))
+    return [diagnose(scene) for scene in scenes]
+
+
+def _slices(dense: Tensor, layouts: list[Layout]) -> list[Tensor]:
+    return [layout.take(dense.detach().cpu()) for layout in layouts]
+
+
+def _unsteady(
+    mine: Boundaries, repeats: list[Boundaries], findings: list[Finding], comm: Comm
+) -> list[Finding]:
+    """Boundaries whose bits change although nothing else does."""
+    changed = [
+        n for n, (t, _) in mine.items() if any(not compare.bit_report(r[n][0], t) for r in repeats)
+    ]
+    everywhere = {name for rank in comm.collect(changed) for name in rank}
+    text = "its bits change between equal steps: a sum in front of it runs in the order of arrival"
+    return [
+        Finding(f.boundary, "unsteady", f"{f.boundary}: {text}", f.residual, f.off, "certain")
+        if f.boundary in everywhere
+        else f
+        for f in findings
+    ]
+
+
+def _clean(findings: list[Finding]) -> str:
+    worst = max(findings, key=lambda f: f.off)
+    return (
+        f"all {len(findings)} boundaries are as they should be in two steps; the largest distance "
+        f"is {worst.off:.0e}, at {worst.boundary}; {REPEATS} repeats change no bit"
+    )
+
+
+def _check_names(held: list[Mapping], due: Reference) -> None:
+    for rank, other in enumerate(held):
+        if list(other) != list(held[0]):
+            odd = sorted(set(other) ^ set(held[0])) or "their order"
+            raise ValueError(f"ranks 0 and {rank} list different boundaries: {odd}")
+    unknown = [name for name in held[0] if name not in due.boundaries]
+    if unknown:
+        raise ValueError(
+            f"the twin lists boundaries that the dense side does not have: {', '.join(unknown)}; "
+            f"it has {', '.join(due.boundaries)}"
+        )
+    for name in held[0]:
+        kinds = {rank[name][1].partial for rank in held}
+        if len(kinds) > 1:
+            raise ValueError(f"{name}: some ranks call it partial, others do not")
+
+
+def same_device(reference: Reference, device: torch.device) -> Reference:
+    """The reference with its tensors on `device`."""
+    move = {k: v.to(device) for k, v in reference.state_dict.items()}
+    return Reference(
+        move, reference.x.to(device), reference.target.to(device), reference.boundaries
+    )

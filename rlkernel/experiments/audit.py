@@ -1,0 +1,272 @@
+"""Which sum is missing in a tensor-parallel block, told from its values alone?
+
+Audits somebody else's twin (`--dense mod:fn --twin mod:fn`), or the reconstructed blocks with a
+fault in the seam, of which the twin and the audit know nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkernel.collectives import catalogue
+from rlkernel.experiments.case import TARGETS, Case, UsageError, param
+from rlkernel.grid import Grid, is_power_of_two
+
+NAME = "audit"
+SUMMARY = "which sum is missing in anybody's tensor-parallel block, from values alone"
+QUESTION = (
+    "Which sum is missing, doubled, scaled or on the wrong group in this tensor-parallel block?"
+)
+
+SIZES = {
+    "swiglu": {"seq": 8, "batch": 2, "hidden": 16, "ffn": 24},
+    "gqa": {"seq": 8, "batch": 2, "hidden": 16, "query_heads": 4, "kv_heads": 2, "head_dim": 4},
+}
+FAULTS = {"swiglu": catalogue.SWIGLU, "gqa": catalogue.GQA}
+# torch's own twin: the layers whose style is left out -> (kind, boundary) that an audit should name
+STYLES = {
+    "torch-swiglu": {
+        "row_style_left_out": (("down",), "missing", "down"),
+        "column_styles_left_out": (("gate", "up"), "missing", "norm.grad"),
+    },
+    "torch-gqa": {
+        "row_style_left_out": (("wo",), "missing", "wo"),
+        "column_styles_left_out": (("wq", "wk", "wv"), "missing", "norm.grad"),
+    },
+}
+BLOCKS = (*FAULTS, *STYLES)
+LARGEST = {"swiglu": 4, "gqa": 4, "torch-swiglu": 4, "torch-gqa": 2}
+# site of a fault -> the boundary at which an audit should name it
+BOUNDARY = {
+    "down.forward": "leave",
+    "gate_up.dx": "norm.grad",
+    "down.db": "bias.grad",
+    "down.load": "down.weight",
+    "out.forward": "leave",
+    "qkv.dx": "norm.grad",
+    "kv.dw": "wk.weight.grad",
+    "wo.load": "wo.weight",
+    "norm.dw": "norm.weight.grad",
+    "dw": {"swiglu": "bias.grad", "gqa": "norm.weight.grad"},  # the first parameter of each
+}
+ALL_FAULTS = tuple(
+    dict.fromkeys(name for found in (*FAULTS.values(), *STYLES.values()) for name in found)
+)
+
+COVERED = (
+    "missing, doubled, averaged, scaled sums, sums over the wrong group, swapped shards, a bias "
+    "added again, values of the step before, sums in the order of arrival",
+    "blocks that nobody told anything: the twin hands out tensors and where they should lie",
+)
+NOT_COVERED = (
+    "two causes at once: the first wrong boundary in order of dependency is named, not the second",
+    "one of several layers that share an input left without its gradient sum: the boundary is "
+    "named, the cause is `unknown`, because no single prediction follows from values alone",
+    "a boundary that the twin does not list; an order of additions that does not change a bit",
+)
+
+
+@dataclass(frozen=True)
+class Params:
+    dense: str = param("", "module:function that returns the dense Reference of a seed")
+    twin: str = param(
+        "", "module:function (rank, group, state_dict, x, target) -> {boundary: (tensor, layout)}"
+    )
+    block: tuple[str, ...] = param(
+        ("swiglu", "gqa"), "without --dense: reconstructed blocks to audit", choices=BLOCKS
+    )
+    fault: str = param(
+        "none",
+        "fault to put into them, or `all`: each one, and whether the audit names it rightly",
+        choices=("none", "all", *ALL_FAULTS),
+    )
+    nproc: tuple[int, ...] = param((4,), "ranks; two leave more than one explanation", unit="ranks")
+    seed: tuple[int, ...] = param((11,), "seeds of weights and data")
+    target: str = param("cpu", "where the ranks compute", choices=TARGETS)
+
+
+def cases(params: Params) -> list[Case]:
+    """Raises UsageError for what cannot run, or cannot show."""
+    for tp in params.nproc:
+        if not is_power_of_two(tp) or tp == 1:
+            raise UsageError(f"nproc={tp} is not possible: expected a power of two from 2 on")
+    if bool(params.dense) != bool(params.twin):
+        raise UsageError("give both --dense and --twin, or neither")
+    found = _theirs(params) if params.dense else _ours(params)
+    if not found:
+        raise UsageError(f"fault {params.fault} cannot show in {', '.join(params.block)} here")
+    return found
+
+
+def _theirs(params: Params) -> list[Case]:
+    if params.fault != "none":
+        raise UsageError("--fault goes into the reconstructed blocks, not into --dense and --twin")
+    code = "-".join(_code(name) for name in (params.dense, params.twin))
+    what = {"block": "theirs", "dense": params.dense, "twin": params.twin, "code": code}
+    return [
+        Case(NAME, Grid(tp=p), seed=s, parameters=what) for p in params.nproc for s in params.seed
+    ]
+
+
+def _ours(params: Params) -> list[Case]:
+    found = []
+    for block in params.block:
+        for tp in params.nproc:
+            if tp > LARGEST[block]:
+                raise UsageError(f"nproc={tp} is too many for {block}: at most {LARGEST[block]}")
+            for fault, grid, split in _shown(block, params.fault, tp):
+                what = {"block": block, "sequence_parallel": split}
+                found += [Case(NAME, grid, "fp32", s, fault, what) for s in params.seed]
+    return found
+
+
+def _shown(block: str, asked: str, tp: int) -> list[tuple[str, Grid, str]]:
+    """(fault, grid, sequence parallel) of what was asked for and can show with tp ranks."""
+    healthy = [("none", Grid(tp=tp), "off")] if asked in ("none", "all") else []
+    known = FAULTS.get(block, STYLES.get(block))
+    names = [name for name in known if asked in ("all", name)]
+    if block in STYLES:
+        return healthy + [(name, Grid(tp=tp), "off") for name in names]
+    shown = [(known[name], known[name].grid(tp)) for name in names]
+    return healthy + [(f.name, g, "on" if f.only else "off") for f, g in shown if g]
+
+
+def _code(name: str) -> str:
+    """8 hex digits of the file behind `module:function`, so that an edit is measured anew."""
+    module, _, function = name.partition(":")
+    try:
+        spec = importlib.util.find_spec(module) if function else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin:
+        raise UsageError(
+            f"{name!r} was not found: expected module:function, importable from this folder"
+        )
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:8]
+
+
+def run(case: Case, comm) -> dict:
+    """Audit one block; the same report on all ranks, with what an audit should have said."""
+    from rlkernel.audit.report import audit
+    from rlkernel.contract import ReductionTree
+
+    comm = comm.using(contract=ReductionTree(comm.grid.size, "fp32"))
+    block = case.parameters["block"]
+    dense, twin, expected = (_load_theirs if block == "theirs" else _build_ours)(case, comm)
+    report = audit(dense, twin, comm, case.seed)
+    told = (report["kind"], report["boundary"])
+    if expected is None:
+        return report
+    verdict = "right" if told == expected else "unsure" if report["sure"] == "unsure" else "wrong"
+    return {
+        **report,
+        "expected_kind": expected[0],
+        "expected_boundary": expected[1],
+        "told": verdict,
+    }
+
+
+def _load_theirs(case: Case, comm):
+    import importlib
+
+    def get(name: str):
+        module, _, function = name.partition(":")
+        return getattr(importlib.import_module(module), function)
+
+    dense, theirs = get(case.parameters["dense"]), get(case.parameters["twin"])
+    group = comm.links["tp"].transport.group
+
+    def twin(due):
+        return theirs(comm.rank, group, due.state_dict, due.x, due.target)
+
+    return dense, twin, None
+
+
+def _build_ours(case: Case, comm):
+    """(dense, twin, (kind, boundary) that should be named)."""
+    import torch
+
+    from rlkernel.audit import blocks
+    from rlkernel.reconstruct.gqa import GQA
+    from rlkernel.reconstruct.swiglu import SwiGLU
+
+    name, split = case.parameters["block"], case.parameters["sequence_parallel"] == "on"
+    plain, torchs = name.removeprefix("torch-"), name.startswith("torch-")
+    fault = FAULTS[plain].get(case.fault) if not torchs else None
+    make = SwiGLU if plain == "swiglu" else GQA
+    fixture = dict(fault.fixture) if fault else {}
+    block = make(case.seed, torch.float32, None, split, **SIZES[plain], **fixture)
+    if torchs:
+        skip, *expected = STYLES[name].get(case.fault, ((), "clean", None))
+        twin = blocks.torch_twin(block, comm, tuple(skip))
+    else:
+        local = block.shard(block.weights(), comm)
+        seam = comm.using(observers=fault.observers(local)) if fault else comm
+        local = fault.load(local, comm) if fault and fault.load else local
+        twin = blocks.our_twin(block, seam, local)
+        where = BOUNDARY[fault.site] if fault else None
+        where = where[plain] if isinstance(where, dict) else where
+        expected = (fault.kind if fault else "clean", where)
+    return lambda seed: blocks.reference(block, seed), twin, tuple(expected)
+
+
+def verdict(params: Params, rows: Sequence[Mapping]) -> dict:
+    """Clean means passed; under `--fault all` every diagnosis must be right instead."""
+    checks = []
+    for row in rows:
+        result, label = row["result"], _label(row["case"])
+        if params.fault == "all":
+            value = f"{result['kind']} at {result['boundary']} ({result['told']})"
+            limit = f"{result['expected_kind']} at {result['expected_boundary']}"
+            checks.append((label, result["told"] == "right", value, limit))
+        else:
+            checks.append((label, row["passed"], result["says"], "clean"))
+    keys = ("name", "passed", "value", "limit")
+    found = [dict(zip(keys, check, strict=True)) for check in checks]
+    return {"passed": all(check["passed"] for check in found), "checks": found}
+
+
+def summary(params: Params, rows: Sequence[Mapping]) -> dict:
+    keep = ("passed", "kind", "boundary", "step", "sure", "says", "told")
+    return {
+        "passed": verdict(params, rows)["passed"],
+        "says": [row["result"]["says"] for row in rows],
+        "cases": [
+            {
+                "case": _label(row["case"]),
+                **{k: row["result"][k] for k in keep if k in row["result"]},
+            }
+            for row in rows
+        ],
+    }
+
+
+def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
+    header = ["block", "diagnosis", "at", "step", "sure", "told"]
+    body = [
+        [
+            _label(row["case"]),
+            row["result"]["kind"],
+            row["result"]["boundary"] or "-",
+            str(row["result"]["step"]),
+            row["result"]["sure"],
+            row["result"].get("told", "-"),
+        ]
+        for row in rows
+    ]
+    return header, body
+
+
+def protocol(params: Params) -> dict:
+    """Nothing is timed."""
+    return {"steps": 2, "sizes": SIZES}
+
+
+def _label(case: Mapping) -> str:
+    grid = Grid(**case["grid"])
+    fault = "" if case["fault"] == "none" else f" {case['fault']}"
+    return f"{case['parameters']['block']} {grid} seed {case['seed']}{fault}"
