@@ -76,6 +76,8 @@ def what_is_not_supported_is_refused_before_anything_moves(world):
         (("dimension 1", "(4, 3)", "tp=4"), lambda: comm.reduce_scatter(x, "s", dim=1)),
         (("4 shards", "tree2.bf16"), lambda: tree2.all_reduce(x, "s")),
         (("axis 'ep'",), lambda: comm.all_reduce(x, "s", "ep")),
+        (("span=3", "tp=4"), lambda: comm.all_reduce(x, "s", span=3)),
+        (("span=8", "tp=4"), lambda: comm.all_reduce(x, "s", span=8)),
         (("gloo moves cpu", "meta"), lambda: comm.all_reduce(x.to("meta"), "s")),
         (("needs 16 ranks", "8"), lambda: world.comm(Grid(tp=16))),
     ):

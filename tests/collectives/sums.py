@@ -171,22 +171,39 @@ def the_gradient_of_ones_does_not_grow_with_p(world):
 
 @check(4)
 def sequence_parallel_gives_the_bits_of_the_run_without_it(world):
-    from rlkernel.reconstruct import swiglu
+    """dX and the projections' dW; what is replicated sums over other parts and is not claimed."""
+    from rlkernel.reconstruct.gqa import GQA
+    from rlkernel.reconstruct.swiglu import SwiGLU
 
     (comm,) = on_grids(world, (Grid(tp=4),))
+    comm = comm.using(contract=ReductionTree(4, "fp32"))
+    at = comm.grid.shard(8, "tp", comm.rank, "S")
     for dtype in (torch.float32, torch.bfloat16):
-        blocks = [
-            swiglu.Block(swiglu.Shape(8, 3, 16, 24), 5, dtype, None, sp) for sp in (False, True)
-        ]
-        plain, split = (
-            block.train_both(comm.using(contract=ReductionTree(4, "fp32")), 0.05)
-            for block in blocks
-        )
-        at = comm.grid.shard(8, "tp", comm.rank, "S")
-        assert bit_report(split["output"].twin, plain["output"].twin[at])
-        assert bit_report(split["input_grad"].twin, plain["input_grad"].twin[at])
-        for name in ("gate_up_grad", "down_grad"):
-            assert bit_report(split[name].twin, plain[name].twin), name
+        for make, sizes, names in (
+            (SwiGLU, (8, 3, 16, 24), ("gate_up", "down")),
+            (GQA, (8, 3, 16, 4, 2, 4), ("wq", "wk", "wv", "wo")),
+        ):
+            steps = []
+            for split in (False, True):
+                block = make(5, dtype, None, split, *sizes)
+                local = block.shard(block.weights(), comm)
+                steps.append(block.twin_step(comm, 0.05, local, *block.data(0)))
+            plain, split = steps
+            assert bit_report(split.output, plain.output[at])
+            assert bit_report(split.input_grad, plain.input_grad[at])
+            for name in names:
+                assert bit_report(split.grads[name], plain.grads[name]), (make, dtype, name)
+
+
+@check(4)
+def a_span_sums_over_neighbours_only(world):
+    (comm,) = on_grids(world, (Grid(tp=4),))
+    x = torch.tensor([2.0**comm.rank])
+    assert comm.all_reduce(x, "pairs", span=2).item() == (3.0 if comm.rank < 2 else 12.0)
+    assert comm.all_reduce(x, "alone", span=1).item() == x.item()
+    w = torch.ones(1, requires_grad=True)
+    (regions.copy(w, comm, "w.dw", span=2) * 2.0**comm.rank).sum().backward()
+    assert w.grad.item() == (3.0 if comm.rank < 2 else 12.0)
 
 
 @check(4)

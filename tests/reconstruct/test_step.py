@@ -16,7 +16,8 @@ def judge(twin, dense, length, bound, dtype=torch.float32):
 def test_one_step_by_hand():
     weights, x = {"w": torch.tensor([2.0, 3.0])}, torch.tensor([1.0, -1.0])
     target = torch.tensor([0.0, 0.0])
-    done = step.train_step(lambda w, x: w["w"] * x, weights, x, target, lr=0.1, elements=2)
+    half = step.backward(lambda w, x: w["w"] * x, weights, x, target, 2)
+    done = step.update(half, half.loss, half.grads, weights, 0.1)
     assert done.loss.item() == pytest.approx((4 + 9) / 2)
     assert done.grads["w"].tolist() == pytest.approx([2.0, 3.0])
     assert done.input_grad.tolist() == pytest.approx([4.0, -9.0])
