@@ -24,7 +24,8 @@ LADDER = (
     ("kernels",),
     ("collectives",),
     ("ffn", "overlap", "reconstruct"),
-    ("audit", "plugin", "experiments"),
+    ("audit", "plugin"),
+    ("experiments",),
     ("run",),
     ("__main__",),
 )

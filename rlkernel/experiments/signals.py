@@ -139,9 +139,15 @@ def _ranks(case: Mapping) -> int:
 
 
 def _label(case: Mapping) -> str:
-    parts = [f"P={_ranks(case)}", case["dtype"]]
-    if case["parameters"].get("sequence_parallel") == "on":
+    grid, options = case["grid"], case["parameters"]
+    parts = [f"P={grid['tp']}"]
+    if _ranks(case) > grid["tp"]:
+        parts.append(f"dp={grid['dp']}")
+    parts.append(case["dtype"])
+    if options.get("sequence_parallel") == "on":
         parts.append("SP")
+    if options.get("twin", "ours") != "ours":
+        parts.append(options["twin"])
     if case["fault"] != "none":
         parts.append(case["fault"])
     return " ".join(parts)

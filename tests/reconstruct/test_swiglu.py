@@ -112,7 +112,9 @@ def test_shapes_of_inspect():
 
 
 def test_the_same_seed_gives_the_same_tensors_and_another_one_does_not():
-    one, two, other = (SwiGLU(seed, torch.float32, 0.2, False, 3, 2, 8, 12) for seed in (11, 11, 12))
+    one, two, other = (
+        SwiGLU(seed, torch.float32, 0.2, False, 3, 2, 8, 12) for seed in (11, 11, 12)
+    )
     assert all(one.weights()[name].equal(two.weights()[name]) for name in one.weights())
     assert one.data(0)[0].equal(two.data(0)[0])
     assert not other.weights()["down"].equal(one.weights()["down"])

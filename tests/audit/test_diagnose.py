@@ -1,0 +1,109 @@
+"""Every hypothesis on values made by hand, and what must not be claimed."""
+
+import pytest
+import torch
+
+from rlkernel.audit import PARTIAL, REPLICATED, shard
+from rlkernel.audit.diagnose import Scene, diagnose
+
+G = torch.Generator().manual_seed(0)
+PARTS = [torch.randn(6, 8, generator=G) for _ in range(4)]
+DENSE = sum(PARTS)
+BEFORE = torch.randn(6, 8, generator=G)
+BIAS = torch.randn(8, generator=G)
+
+
+def scene(held, layouts=None, due=None, **rest):
+    layouts = layouts or [REPLICATED] * len(held)
+    due = due or [layout.take(DENSE) for layout in layouts]
+    return Scene("here", held, due, layouts, **rest)
+
+
+def shards(dim=0):
+    layouts = [shard(dim, rank, 2) for rank in range(2)]
+    return layouts, [layout.take(DENSE) for layout in layouts]
+
+
+COLUMNS, SLICES = shards()
+LANES = [shard(0, lane, 2) for lane in (0, 0, 1, 1)]  # 2 data-parallel lanes x 2 ranks
+HALVES = [DENSE[:3], DENSE[3:]]
+CROSSED = [PARTS[0][:3] + PARTS[0][3:], None]
+CROSSED[1] = HALVES[0] + HALVES[1] - CROSSED[0]
+
+EXPECTED = {
+    "equal": scene([DENSE + 1e-7] * 4),
+    "missing": scene(PARTS),
+    "doubled": scene([DENSE * 4] * 4),
+    "averaged": scene([DENSE / 4] * 4),
+    "scaled": scene([DENSE * 0.37] * 4),
+    "stale": scene([BEFORE] * 4, before=[BEFORE] * 4),
+    "subset": scene([PARTS[0] + PARTS[1]] * 2 + [PARTS[2] + PARTS[3]] * 2),
+    "swapped": scene(SLICES[::-1], COLUMNS),
+    "sharded": scene([DENSE.chunk(2, 1)[r] for r in range(2)]),
+    "wrong_group": scene(CROSSED * 2, LANES),
+    "added_again": scene([DENSE + 3 * BIAS] * 4, vectors={"other": BIAS * 0, "bias": BIAS}),
+    "unknown": scene([DENSE + part for part in PARTS]),
+}
+AS_PARTIALS = {
+    "equal": scene(PARTS, [PARTIAL] * 4),
+    "summed_already": scene([DENSE] * 4, [PARTIAL] * 4),
+    "scaled": scene([p / 2 for p in PARTS], [PARTIAL] * 4),
+    "stale": scene([BEFORE / 4] * 4, [PARTIAL] * 4, before=[BEFORE] * 4),
+    "unknown": scene([BEFORE] * 4, [PARTIAL] * 4),
+}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_the_cause_is_named(kind):
+    finding = diagnose(EXPECTED[kind])
+    assert finding.kind == kind, finding
+    assert finding.sure == ("unsure" if kind == "unknown" else "certain"), finding
+    assert finding.right == (kind == "equal")
+
+
+@pytest.mark.parametrize("kind", AS_PARTIALS)
+def test_the_cause_is_named_where_partials_were_expected(kind):
+    assert diagnose(AS_PARTIALS[kind]).kind == kind
+
+
+def test_the_sentence_names_ranks_and_why_one_knows():
+    finding = diagnose(EXPECTED["missing"])
+    assert "here: the sum over ranks {0, 1, 2, 3} is missing" in finding.sentence
+    assert "predicts the ranks' values" in finding.sentence
+    assert "bias is added 4 times instead of once" in diagnose(EXPECTED["added_again"]).sentence
+    assert "{0, 2}, {1, 3} instead of {0, 1}, {2, 3}" in diagnose(EXPECTED["wrong_group"]).sentence
+    assert "rank 0 holds that of rank 1" in diagnose(EXPECTED["swapped"]).sentence
+
+
+def test_two_explanations_are_unsure():
+    """The step before was exactly twice this one: stale and doubled predict the same."""
+    twice = DENSE * 2
+    finding = diagnose(scene([twice] * 2, before=[twice] * 2))
+    assert finding.sure == "unsure" and {finding.kind, *finding.also} == {"stale", "doubled"}
+
+
+def test_replicas_are_summed_with_their_own_kind():
+    layouts = [shard(0, index, 2) for index in (0, 0, 1, 1)]
+    held = [HALVES[0] - 1, torch.ones(3, 8), HALVES[1] - 2, torch.full((3, 8), 2.0)]
+    finding = diagnose(scene(held, layouts))
+    assert finding.kind == "missing" and "{0, 1} and ranks {2, 3}" in finding.sentence
+
+
+def test_one_wrong_rank_is_not_called_missing():
+    held = [DENSE.clone() for _ in range(4)]
+    held[2] = held[2] + 1
+    assert diagnose(scene(held)).kind == "unknown"
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_no_number_is_wrong_and_unknown(broken):
+    held = [DENSE.clone() for _ in range(4)]
+    held[1][0, 0] = broken
+    assert diagnose(scene(held)).kind == "unknown"
+
+
+def test_bf16_is_judged_by_its_own_steps():
+    dense = DENSE.bfloat16()
+    due = [dense] * 4
+    assert diagnose(scene([(DENSE * 1.002).bfloat16()] * 4, due=due)).right
+    assert diagnose(scene([p.bfloat16() for p in PARTS], due=due)).kind == "missing"
