@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rlkernel.collectives.faults import Fault
 from rlkernel.experiments import signals as of_rows
-from rlkernel.experiments.case import Case, UsageError
+from rlkernel.experiments.case import DTYPES, TARGETS, Case, UsageError, param
 from rlkernel.grid import Grid
 
 LEARNING_RATE = 0.05
@@ -26,8 +26,47 @@ BEHIND = {"forward": "output", "dx": "input_grad"}
 
 
 @dataclass(frozen=True)
+class BaseParams:
+    """What every reconstruction can be asked; a block adds its modes, faults and sizes."""
+
+    nproc: tuple[int, ...] = param((2,), "tensor-parallel group sizes", unit="ranks")
+    mode: str = param("equivalence", "")
+    fault: str = param("none", "")
+    seed: tuple[int, ...] = param((11, 12, 13, 14, 15), "seeds of weights, input and target")
+    size: str = param("article", "")
+    dtype: tuple[str, ...] = param(("fp32",), "dtypes of weights and activations", choices=DTYPES)
+    target: str = param("auto", "where the ranks compute", choices=TARGETS)
+    sequence_parallel: tuple[str, ...] = param(
+        ("off",),
+        "split the sequence outside the linear layers; `off,on` measures both",
+        choices=("off", "on"),
+    )
+    twin: tuple[str, ...] = param(
+        ("ours",),
+        "whose tensor parallelism: ours, or torch's parallelize_module as a second opinion",
+        choices=("ours", "torch"),
+    )
+
+
+def mode_of(faults: Mapping[str, Fault]):
+    """The `mode` field of a block with these faults."""
+    text = (
+        "inspect: shapes only; equivalence: the correct twin; "
+        "catalogue: the correct twin and every fault; or the name of one fault"
+    )
+    choices = ("equivalence", "inspect", "catalogue", *faults)
+    return param("equivalence", text, choices=choices)
+
+
+def fault_of(faults: Mapping[str, Fault]):
+    """The `fault` field of a block with these faults."""
+    text = "fault to inject (the same as naming it as the mode)"
+    return param("none", text, choices=("none", *faults))
+
+
+@dataclass(frozen=True)
 class Reconstruction:
-    """One block's experiment. make: (case, size) -> the block; it may import torch.
+    """One block's experiment. block: loads the block's class, with torch.
 
     json_keys: signal -> its key in the summary, in order. legal_tp: size -> group sizes, tp_rule:
     why. torch_tp: the largest group over which torch's own styles can split the block.
@@ -40,7 +79,7 @@ class Reconstruction:
     legal_tp: Mapping[str, tuple[int, ...]]
     tp_rule: str
     block_path: str
-    make: Callable
+    block: Callable[[], type]
     torch_tp: int = 8
 
     @property
@@ -127,11 +166,15 @@ class Reconstruction:
 
     def run(self, case: Case, comm) -> dict:
         """Train both blocks on this rank; every signal's worst rank. The same on all ranks."""
+        from rlkernel.contract import DTYPES as TORCH_DTYPES
         from rlkernel.contract import ReductionTree
         from rlkernel.reconstruct import second_opinion, step
 
         options, fault = case.parameters, self.faults.get(case.fault)
-        block = self.make(case, self.sizes[options["size"]], dict(fault.fixture) if fault else {})
+        std = ARTICLE_STD if options["size"] == "article" else None
+        split = options["sequence_parallel"] == "on"
+        shape = {**self.sizes[options["size"]], **(fault.fixture if fault else {})}
+        block = self.block()(case.seed, TORCH_DTYPES[case.dtype], std, split, **shape)
         comm = comm.using(contract=ReductionTree(comm.grid.size, "fp32"))
         if options["mode"] == "inspect":
             return {"passed": True, "shapes": block.shapes(comm)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlkernel.collectives.catalogue import GQA as FAULTS
-from rlkernel.experiments.case import DTYPES, TARGETS, Case, param
-from rlkernel.experiments.reconstruction import ARTICLE_STD, Reconstruction
+from rlkernel.experiments.case import param
+from rlkernel.experiments.reconstruction import BaseParams, Reconstruction, fault_of, mode_of
 
 NAME = "tp-gqa"
 SUMMARY = "tensor-parallel GQA attention against its dense reference, with injected faults"
@@ -26,7 +26,6 @@ SIZES = {
         "seq": 64, "batch": 2, "hidden": 512, "query_heads": 8, "kv_heads": 2, "head_dim": 64,
     },
 }  # fmt: skip
-MODES = ("equivalence", "inspect", "catalogue", *FAULTS)
 COVERED = (
     "forward, loss, input and parameter gradients and one SGD step of one pre-RMSNorm causal GQA "
     "block with RoPE",
@@ -43,47 +42,21 @@ NOT_COVERED = (
 
 
 @dataclass(frozen=True)
-class Params:
-    nproc: tuple[int, ...] = param((2,), "tensor-parallel group sizes", unit="ranks")
-    mode: str = param(
-        "equivalence",
-        "inspect: shapes only; equivalence: the correct twin; "
-        "catalogue: the correct twin and every fault; "
-        "or the name of one fault",
-        choices=MODES,
-    )
-    fault: str = param(
-        "none", "fault to inject (the same as naming it as the mode)", choices=("none", *FAULTS)
-    )
-    seed: tuple[int, ...] = param((11, 12, 13, 14, 15), "seeds of weights, input and target")
+class Params(BaseParams):
+    mode: str = mode_of(FAULTS)
+    fault: str = fault_of(FAULTS)
     size: str = param(
         "article",
         "article: S=5 B=2 H=16, 4 query / 2 KV heads of 4; "
         "realistic: S=64 B=2 H=512, 8 query / 2 KV heads of 64",
         choices=tuple(SIZES),
     )
-    dtype: tuple[str, ...] = param(("fp32",), "dtypes of weights and activations", choices=DTYPES)
-    target: str = param("auto", "where the ranks compute", choices=TARGETS)
-    sequence_parallel: tuple[str, ...] = param(
-        ("off",),
-        "split the sequence outside the linear layers; `off,on` measures both",
-        choices=("off", "on"),
-    )
-    twin: tuple[str, ...] = param(
-        ("ours",),
-        "whose tensor parallelism: ours, or torch's parallelize_module as a second opinion",
-        choices=("ours", "torch"),
-    )
 
 
-def _block(case: Case, size: dict, fixture: dict):
-    from rlkernel.contract import DTYPES as TORCH_DTYPES
+def _block():
     from rlkernel.reconstruct.gqa import GQA
 
-    options = case.parameters
-    std = ARTICLE_STD if options["size"] == "article" else None
-    split = options["sequence_parallel"] == "on"
-    return GQA(case.seed, TORCH_DTYPES[case.dtype], std, split, **size, **fixture)
+    return GQA
 
 
 EXPERIMENT = Reconstruction(
@@ -100,7 +73,7 @@ EXPERIMENT = Reconstruction(
     legal_tp={"article": (1, 2, 4), "realistic": (1, 2, 4, 8)},
     tp_rule="whole query/KV groups stay on a rank, so not beyond the query heads",
     block_path="pre-RMSNorm -> Q, K, V -> RoPE -> causal GQA -> output projection -> + residual",
-    make=_block,
+    block=_block,
     torch_tp=2,  # beyond the KV heads its column style would cut through a head
 )
 SIGNALS = EXPERIMENT.signals

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlkernel.collectives.catalogue import SWIGLU as FAULTS
-from rlkernel.experiments.case import DTYPES, TARGETS, Case, param
-from rlkernel.experiments.reconstruction import ARTICLE_STD, Reconstruction
+from rlkernel.experiments.case import param
+from rlkernel.experiments.reconstruction import BaseParams, Reconstruction, fault_of, mode_of
 
 NAME = "tp-swiglu"
 SUMMARY = "tensor-parallel SwiGLU block against its dense reference, with injected faults"
@@ -21,7 +21,6 @@ SIZES = {
     "article": {"seq": 3, "batch": 2, "hidden": 8, "ffn": 12},
     "realistic": {"seq": 64, "batch": 2, "hidden": 512, "ffn": 1536},
 }
-MODES = ("equivalence", "inspect", "catalogue", *FAULTS)
 COVERED = (
     "forward, loss, input and parameter gradients and one SGD step of one pre-RMSNorm SwiGLU block",
     "real ranks in processes of their own: P = 2, 4 and 8, FP32 and BF16, sequence parallel",
@@ -38,46 +37,20 @@ NOT_COVERED = (
 
 
 @dataclass(frozen=True)
-class Params:
-    nproc: tuple[int, ...] = param((2,), "tensor-parallel group sizes", unit="ranks")
-    mode: str = param(
-        "equivalence",
-        "inspect: shapes only; equivalence: the correct twin; "
-        "catalogue: the correct twin and every fault; "
-        "or the name of one fault",
-        choices=MODES,
-    )
-    fault: str = param(
-        "none", "fault to inject (the same as naming it as the mode)", choices=("none", *FAULTS)
-    )
-    seed: tuple[int, ...] = param((11, 12, 13, 14, 15), "seeds of weights, input and target")
+class Params(BaseParams):
+    mode: str = mode_of(FAULTS)
+    fault: str = fault_of(FAULTS)
     size: str = param(
         "article",
         "article: S=3 B=2 H=8 F=12; realistic: S=64 B=2 H=512 F=1536",
         choices=tuple(SIZES),
     )
-    dtype: tuple[str, ...] = param(("fp32",), "dtypes of weights and activations", choices=DTYPES)
-    target: str = param("auto", "where the ranks compute", choices=TARGETS)
-    sequence_parallel: tuple[str, ...] = param(
-        ("off",),
-        "split the sequence outside the linear layers; `off,on` measures both",
-        choices=("off", "on"),
-    )
-    twin: tuple[str, ...] = param(
-        ("ours",),
-        "whose tensor parallelism: ours, or torch's parallelize_module as a second opinion",
-        choices=("ours", "torch"),
-    )
 
 
-def _block(case: Case, size: dict, fixture: dict):
-    from rlkernel.contract import DTYPES as TORCH_DTYPES
+def _block():
     from rlkernel.reconstruct.swiglu import SwiGLU
 
-    options = case.parameters
-    std = ARTICLE_STD if options["size"] == "article" else None
-    split = options["sequence_parallel"] == "on"
-    return SwiGLU(case.seed, TORCH_DTYPES[case.dtype], std, split, **size, **fixture)
+    return SwiGLU
 
 
 EXPERIMENT = Reconstruction(
@@ -97,7 +70,7 @@ EXPERIMENT = Reconstruction(
     legal_tp={"article": (1, 2, 4), "realistic": (1, 2, 4, 8)},
     tp_rule="powers of two that divide the intermediate features",
     block_path="pre-RMSNorm -> gate/up -> SiLU(gate) * up -> down -> + bias -> + residual",
-    make=_block,
+    block=_block,
 )
 SIGNALS = EXPERIMENT.signals
 cases, run = EXPERIMENT.cases, EXPERIMENT.run
