@@ -27,7 +27,7 @@ def environment() -> dict:
 def _environment() -> dict:
     return {
         "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.release()}",
+        "platform": " ".join([platform.system(), *re.findall(r"^\d+\.\d+", platform.release())]),
         "machine": platform.machine(),
         "cpu": _cpu_model(),
         "cores": _cores(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -92,13 +93,18 @@ def place(params: object, cases: list[Case], environment: dict) -> tuple[str, st
     """
     target = getattr(params, "target", "auto")
     needed = max(case.grid.size for case in cases)
-    present = len(environment["gpus"])
-    usable = present if "+cpu" not in (environment["torch"] or "") else 0
+    usable = _visible(len(environment["gpus"])) if "+cpu" not in (environment["torch"] or "") else 0
     if target == "cuda" and usable < needed:
         return "cuda", f"needs {needed} GPU(s), this machine has {usable} that torch can use"
     if target == "auto":
         return ("cuda" if usable >= needed else "cpu"), None
     return target, None
+
+
+def _visible(present: int) -> int:
+    """How many of the GPUs CUDA_VISIBLE_DEVICES leaves to this process."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return present if asked is None else min(present, len([d for d in asked.split(",") if d]))
 
 
 def command(module: ModuleType, params: object) -> list[str]:

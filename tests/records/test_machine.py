@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def test_it_tells_what_matters_and_nobody():
         *("torch", "triton", "numpy", "nccl", "gpus"),
     }
     assert here["cores"] == len(os.sched_getaffinity(0))
+    assert re.fullmatch(r"\w+( \d+\.\d+)?", here["platform"]), "a kernel's build names its host"
     text = json.dumps(here)
     names = [f"{socket.gethostname()}", f"{getpass.getuser()}", f"{Path.home()}"]
     assert not [name for name in names if f'"{name}"' in text or f"/{name}" in text]

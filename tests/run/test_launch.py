@@ -230,11 +230,19 @@ def test_what_this_machine_cannot_do_is_skipped(tmp_path, no_launch, monkeypatch
         ("cuda", 1, "2.11.0+cu130", "cuda", True),
     ],
 )
-def test_where_it_runs(target, gpus, torch, device, skip):
+def test_where_it_runs(target, gpus, torch, device, skip, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     params = type("P", (), {} if target is None else {"target": target})()
     environment = {"gpus": [{"name": "G"}] * gpus, "torch": torch}
     found, why = plan.place(params, toy.cases(toy.Params()), environment)
     assert found == device and bool(why) is skip
+
+
+@pytest.mark.parametrize(("visible", "device"), [("", "cpu"), ("1", "cpu"), ("0,1", "cuda")])
+def test_gpus_that_are_hidden_do_not_count(visible, device, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    environment = {"gpus": [{"name": "G"}] * 2, "torch": "2.11.0+cu130"}
+    assert plan.place(toy.Params(), toy.cases(toy.Params()), environment)[0] == device
 
 
 def test_progress_that_raises_ends_the_ranks(tmp_path, marked):
