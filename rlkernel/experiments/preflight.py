@@ -133,7 +133,7 @@ def verdict(params: Params, rows: Sequence[dict]) -> dict:
             held = sum(row["result"]["checks"][name] for row in mine)
             checks.append(
                 {
-                    "name": f"P={tp} {name}",
+                    "name": f"P={tp}: {name}",
                     "passed": held == len(mine),
                     "value": f"{held} of {len(mine)}",
                     "limit": "all",

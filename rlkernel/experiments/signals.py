@@ -63,6 +63,7 @@ def checks(rows: Sequence[Mapping], signals: Sequence[str], *, catalogue: bool) 
             {
                 "name": f"{name}: equivalent",
                 "passed": all(row["passed"] for row in found),
+                "excess": top[signal]["excess"],
                 "value": f"{signal} {top[signal]['max_abs']:.2e}",
                 "limit": f"{top[signal]['bound']:.2e}" + _l2_limit(top[signal]),
             }

@@ -1,8 +1,9 @@
 """`python -m rlkernel readme`: the numbers of README.md, read from published records.
 
-Between its two marks README.md holds what this module writes and nothing else: one line a check,
-with value, limit, machine and record. A record that is older than the code keeps its place and gets
-the mark `(stale)`. `--check` does not mind the mark, only a number that is missing or was edited.
+Between its two marks README.md holds what this module writes and nothing else: for each record one
+line a kind of check, with how many hold, the value closest to its limit, machine and record. A
+record that is older than the code keeps its place and gets the mark `(stale)`. `--check` does not
+mind the mark, only a number that is missing or was edited.
 """
 
 from __future__ import annotations
@@ -49,20 +50,39 @@ def block(found: list[Record]) -> str:
         return "\nNo record has been published yet: `make publish RUN=<record>` adds one.\n"
     lines = [
         "",
-        "| Experiment | Check | Value | Limit | Machine | Record |",
+        "| Experiment | Check | Hold | Closest to its limit | Machine | Record |",
         "|---|---|---|---|---|---|",
     ]
     for record in found:
-        for check in (record.run.get("verdict") or {}).get("checks", ()):
-            cells = (record.experiment, check["name"], check["value"], check["limit"])
+        for kind, checks in _kinds(record).items():
+            held = sum(check["passed"] for check in checks)
             mark = STALE if evidence.is_stale(record) else ""
             where = f"`{_where(record)}`{mark}"
-            told = [*map(_cell, cells), record.machine_label, where]
-            lines.append("| " + " | ".join(told) + " |")
+            told = [record.experiment, kind, f"{held} of {len(checks)}", _closest(checks)]
+            told += [record.machine_label, where]
+            lines.append("| " + " | ".join(map(_cell, told)) + " |")
     shown = _shown(found)
     if shown:
         lines += ["", _caption(shown)]
     return "\n".join([*lines, ""])
+
+
+def _kinds(record: Record) -> dict[str, list[dict]]:
+    """Checks by what stands behind the last colon of their names: `P=2 fp32: equivalent`."""
+    kinds: dict[str, list[dict]] = {}
+    for check in (record.run.get("verdict") or {}).get("checks", ()):
+        kinds.setdefault(check["name"].rpartition(": ")[2], []).append(check)
+    return kinds
+
+
+def _closest(checks: list[dict]) -> str:
+    """The check that uses most of its limit, where checks say how much; the only one otherwise."""
+    told = [check for check in checks if check.get("excess") is not None]
+    if not told and len(checks) > 1:
+        return ""
+    check = max(told, key=lambda c: c["excess"]) if told else checks[0]
+    case = check["name"].rpartition(": ")[0]
+    return f"{case + ': ' if case else ''}{check['value']} of {check['limit']}"
 
 
 def _caption(record: Record) -> str:

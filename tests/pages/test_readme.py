@@ -11,7 +11,7 @@ from tests.pages.test_show import record
 @pytest.fixture
 def tree(tmp_path):
     """A folder with a README and one published record, written once."""
-    text = f"# A\n\nbefore\n\n{readme.BEGIN}\nold\n{readme.END}\n\nafter\n"
+    text = f"# A\n\nbefore\n\n{readme.BEGIN}\nstray\n{readme.END}\n\nafter\n"
     (tmp_path / "README.md").write_text(text)
     home = tmp_path / "results" / "published" / "tp-swiglu"
     record(home / "cpu", source=evidence.source("tp-swiglu"))
@@ -28,10 +28,10 @@ def edit(tree, old: str, new: str) -> None:
 def test_writes_the_block_and_only_the_block(tree):
     text = (tree / "README.md").read_text()
     assert text.startswith("# A\n\nbefore\n\n") and text.endswith("\n\nafter\n")
-    assert "old" not in text and readme.STALE not in text
+    assert "stray" not in text and readme.STALE not in text
     line = next(x for x in text.splitlines() if "equivalent" in x)
     assert line == (
-        "| tp-swiglu | P=2: <equivalent> | 1.5e-08 | 1e-07 | 2-core x86-64 CPU "
+        "| tp-swiglu | <equivalent> | 1 of 1 | P=2: 1.5e-08 of 1e-07 | 2-core x86-64 CPU "
         "| `results/published/tp-swiglu/cpu` |"
     )
     assert (tree / readme.PICTURE).read_bytes().startswith(b"\x89PNG")
@@ -45,12 +45,13 @@ def test_check_is_content_and_a_second_time_changes_nothing(tree):
 
 @pytest.mark.parametrize(
     "old, new",
-    [("1.5e-08", "1.4e-08"), ("| tp-swiglu | P=4", "| tp-swiglu | P=5"), ("2-core", "9-core")],
+    [("1.5e-08", "1.4e-08"), ("caught | 0 of", "caught | 1 of"), ("2-core", "9-core")],
 )
 def test_an_edited_number_is_found(tree, old, new, capsys):
     edit(tree, old, new)
     assert readme.update(check=True, root=tree) == 1
-    assert f"+{'| tp-swiglu' if old.startswith('|') else ''}"[:1] in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "-| tp-swiglu" in said and old in said and new in said
 
 
 def test_a_missing_number_is_found(tree, capsys):
@@ -85,3 +86,19 @@ def test_without_a_block_nothing_is_written(tree):
 
 def test_this_readme_is_what_the_records_say(root):
     assert readme.update(check=True, root=root) == 0
+
+
+def test_many_checks_of_a_kind_are_one_line_with_the_closest(tree):
+    home = tree / "results" / "published" / "tp-swiglu"
+    checks = [
+        {"name": f"P={p}: equivalent", "passed": p < 4, "value": f"dX {p}e-8", "limit": "1e-7",
+         "excess": p / 10}
+        for p in (1, 8, 2)
+    ]  # fmt: skip
+    caught = {"passed": True, "value": "x", "limit": "x"}
+    checks += [{"name": f"P={p}: caught", **caught} for p in (1, 2)]
+    record(home / "many", verdict={"passed": False, "checks": checks})
+    assert readme.update(root=tree) == 0
+    lines = [x for x in (tree / "README.md").read_text().splitlines() if "/many`" in x]
+    assert lines[0].startswith("| tp-swiglu | equivalent | 2 of 3 | P=8: dX 8e-8 of 1e-7 |")
+    assert lines[1].startswith("| tp-swiglu | caught | 2 of 2 |  |")
