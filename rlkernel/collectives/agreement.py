@@ -62,6 +62,9 @@ class StoreAgreement:
     ) -> None:
         self.store, self.ranks, self.rank = store, tuple(ranks), rank
         self.timeout = datetime.timedelta(seconds=timeout_s)
+        # A group is wrapped anew for each case: the how-manieth wrapping keeps their words apart.
+        group = "-".join(map(str, self.ranks))
+        self.prefix = f"rlkernel/agree/{group}/{store.add(f'wrapped/{group}/{rank}', 1)}"
         self.agreed: dict[str, str] = {}
         self.changes: dict[str, int] = {}
 
@@ -73,7 +76,7 @@ class StoreAgreement:
                 f"site {site!r} was first used under graph capture: run it once before capturing"
             )
         self.changes[site] = self.changes.get(site, 0) + 1
-        prefix = f"rlkernel/agree/{'-'.join(map(str, self.ranks))}/{site}/{self.changes[site]}"
+        prefix = f"{self.prefix}/{site}/{self.changes[site]}"
         self.store.set(f"{prefix}/{self.rank}", signature)
         said = {}
         for peer in self.ranks:

@@ -60,6 +60,10 @@ def agreement_through_the_store_names_every_rank_and_asks_once(world):
     for _ in range(3):
         assert comm.all_reduce(torch.ones(2), "stored").tolist() == [4, 4]
     assert agreement.changes == {"stored": 1}
+    # Another wrapping of the same group, as in the next case, must not read the words of this one.
+    fresh = StoreAgreement(world.store, old.ranks, comm.rank, 5.0)
+    comm.links = {**comm.links, "tp": Link(old.ranks, old.index, old.transport, fresh)}
+    assert comm.all_reduce(torch.ones(5), "stored").tolist() == [4] * 5
     odd = torch.ones(3 if comm.rank == 1 else 2)
     refused(Disagreement, ("[2]", "[3]", "rank 1"), lambda: comm.all_reduce(odd, "other"))
 
