@@ -10,8 +10,18 @@ from rlkernel.audit.boundaries import (
     Boundaries,
     Layout,
     Reference,
+    laid_out,
     shard,
     trace,
 )
 
-__all__ = ["PARTIAL", "REPLICATED", "Boundaries", "Layout", "Reference", "shard", "trace"]
+__all__ = [
+    "PARTIAL",
+    "REPLICATED",
+    "Boundaries",
+    "Layout",
+    "Reference",
+    "laid_out",
+    "shard",
+    "trace",
+]

@@ -110,6 +110,27 @@ def trace(
     return seen
 
 
+def laid_out(
+    seen: Mapping[str, Tensor], where: Mapping[str, Layout]
+) -> dict[str, tuple[Tensor, Layout]]:
+    """What trace() saw, each tensor with its layout: all that a twin has to return.
+
+    where: only what is split or partial. A gradient and an updated weight lie as what they belong
+    to ("up.grad" as "up", "up.weight.updated" as "up.weight"), the gradient at a partial output is
+    whole, and whatever is not named is REPLICATED. Raises ValueError for a name that was not seen.
+    """
+    strange = [name for name in where if name not in seen]
+    if strange:
+        raise ValueError(f"no boundary {', '.join(strange)}: there are {', '.join(seen)}")
+
+    def layout(name: str) -> Layout:
+        owner = name.removesuffix(".grad").removesuffix(".updated")
+        inherited = where.get(owner, REPLICATED)
+        return where.get(name) or Layout(inherited.cuts)
+
+    return {name: (tensor, layout(name)) for name, tensor in seen.items()}
+
+
 def _plain(x: Tensor) -> Tensor:
     """This rank's part of a distributed tensor, any other as it is."""
     return x.to_local() if hasattr(x, "to_local") else x

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkernel.collectives import catalogue
-from rlkernel.experiments.case import TARGETS, Case, UsageError, param
+from rlkernel.experiments.case import TARGETS, Case, UsageError, check_seeds, param
 from rlkernel.grid import Grid, is_power_of_two
 
 NAME = "audit"
@@ -65,7 +65,7 @@ COVERED = (
 NOT_COVERED = (
     "two causes at once: the first wrong boundary in order of dependency is named, not the second",
     "one of several layers that share an input left without its gradient sum: the boundary is "
-    "named, the cause is `unknown`, because no single prediction follows from values alone",
+    "named, its cause stays unknown, because no single prediction follows from values alone",
     "a boundary that the twin does not list; an order of additions that does not change a bit",
 )
 
@@ -73,8 +73,10 @@ NOT_COVERED = (
 @dataclass(frozen=True)
 class Params:
     dense: str = param("", "module:function that returns the dense Reference of a seed")
-    twin: str = param(
-        "", "module:function (rank, group, state_dict, x, target) -> {boundary: (tensor, layout)}"
+    twin: tuple[str, ...] = param(
+        (),
+        "module:function (rank, group, state_dict, x, target) -> {boundary: (tensor, layout)}; "
+        "several are audited one after the other",
     )
     block: tuple[str, ...] = param(
         ("swiglu", "gqa"), "without --dense: reconstructed blocks to audit", choices=BLOCKS
@@ -94,6 +96,7 @@ def cases(params: Params) -> list[Case]:
     for tp in params.nproc:
         if not is_power_of_two(tp) or tp == 1:
             raise UsageError(f"nproc={tp} is not possible: expected a power of two from 2 on")
+    check_seeds(params.seed)
     if bool(params.dense) != bool(params.twin):
         raise UsageError("give both --dense and --twin, or neither")
     found = _theirs(params) if params.dense else _ours(params)
@@ -105,11 +108,13 @@ def cases(params: Params) -> list[Case]:
 def _theirs(params: Params) -> list[Case]:
     if params.fault != "none":
         raise UsageError("--fault goes into the reconstructed blocks, not into --dense and --twin")
-    code = "-".join(_code(name) for name in (params.dense, params.twin))
-    what = {"block": "theirs", "dense": params.dense, "twin": params.twin, "code": code}
-    return [
-        Case(NAME, Grid(tp=p), seed=s, parameters=what) for p in params.nproc for s in params.seed
-    ]
+    found = []
+    for twin in params.twin:
+        code = "-".join(_code(name) for name in (params.dense, twin))
+        what = {"block": "theirs", "dense": params.dense, "twin": twin, "code": code}
+        for p in params.nproc:
+            found += [Case(NAME, Grid(tp=p), seed=s, parameters=what) for s in params.seed]
+    return found
 
 
 def _ours(params: Params) -> list[Case]:
@@ -220,11 +225,11 @@ def verdict(params: Params, rows: Sequence[Mapping]) -> dict:
     for row in rows:
         result, label = row["result"], _label(row["case"])
         if params.fault == "all":
-            value = f"{result['kind']} at {result['boundary']} ({result['told']})"
-            limit = f"{result['expected_kind']} at {result['expected_boundary']}"
-            checks.append((label, result["told"] == "right", value, limit))
+            value = f"{_told(result['kind'], result['boundary'])} ({result['told']})"
+            limit = _told(result["expected_kind"], result["expected_boundary"])
+            checks.append((f"{label}: named", result["told"] == "right", value, limit))
         else:
-            checks.append((label, row["passed"], result["says"], "clean"))
+            checks.append((f"{label}: clean", row["passed"], result["says"], "clean"))
     keys = ("name", "passed", "value", "limit")
     found = [dict(zip(keys, check, strict=True)) for check in checks]
     return {"passed": all(check["passed"] for check in found), "checks": found}
@@ -266,7 +271,12 @@ def protocol(params: Params) -> dict:
     return {"steps": 2, "sizes": SIZES}
 
 
+def _told(kind: str, boundary: str | None) -> str:
+    return f"{kind} at {boundary}" if boundary else kind
+
+
 def _label(case: Mapping) -> str:
     grid = Grid(**case["grid"])
     fault = "" if case["fault"] == "none" else f" {case['fault']}"
-    return f"{case['parameters']['block']} {grid} seed {case['seed']}{fault}"
+    block = case["parameters"].get("twin") or case["parameters"]["block"]
+    return f"{block} {grid} seed {case['seed']}{fault}"

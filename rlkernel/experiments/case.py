@@ -108,11 +108,18 @@ def check_choices(name: str, value: object, choices: Sequence) -> None:
             )
 
 
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raise UsageError for a seed that a random generator does not take."""
+    for seed in seeds:
+        if not 0 <= seed < 2**32:
+            raise UsageError(f"seed={seed} is not possible: expected a number from 0 to 2^32 - 1")
+
+
 def parse_value(name: str, hint: object, value: object) -> object:
     """Read one value by its annotation: int, float, str, bool, tuple[T, ...], list[T], T | None."""
     try:
         return _read(hint, value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise UsageError(
             f"parameter {name}: expected {describe(hint)}, for example {example(hint)}; "
             f"got {value!r}"

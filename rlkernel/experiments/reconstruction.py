@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rlkernel.collectives.faults import Fault
 from rlkernel.experiments import signals as of_rows
-from rlkernel.experiments.case import DTYPES, TARGETS, Case, UsageError, param
+from rlkernel.experiments.case import DTYPES, TARGETS, Case, UsageError, check_seeds, param
 from rlkernel.grid import Grid
 
 LEARNING_RATE = 0.05
@@ -91,6 +91,7 @@ class Reconstruction:
     def cases(self, params) -> list[Case]:
         """Every combination asked for. Raises UsageError for one that cannot be or cannot show."""
         legal = self.legal_tp[params.size]
+        check_seeds(params.seed)
         for tp in params.nproc:
             if tp not in legal:
                 raise UsageError(
@@ -116,7 +117,7 @@ class Reconstruction:
             for split in params.sequence_parallel
             for twin in params.twin
             for fault, grid, kind in self._variants(params, tp, dtype, split, twin)
-            for seed in params.seed
+            for seed in (params.seed[:1] if kind == "inspect" else params.seed)
         ]
 
     def _variants(
@@ -247,27 +248,23 @@ def _train(block, fault: Fault | None, comm) -> tuple[Mapping, set[str]]:
     changed order of additions in its rounding.
     """
     from rlkernel import compare
+    from rlkernel.collectives.observers import Capture
 
     weights = {name: w.to(comm.device) for name, w in block.weights().items()}
     local = block.shard(weights, comm)
-    behind: dict[str, list[str]] = {}
-
-    def capture(call, x, proceed):
-        result = proceed(x)
-        behind.setdefault(call.site, []).append(compare.digest(result))
-        return result
-
-    broken = comm.using(observers=(capture, *(fault.observers(local) if fault else ())))
+    seen = Capture(keep=compare.digest)
+    broken = comm.using(observers=(seen, *(fault.observers(local) if fault else ())))
     if fault and fault.load:
         local = fault.load(local, comm)
     steps = fault.steps if fault else 1
     repeats = REPEATS[fault.detector if fault else "none"]
     runs = []
     for _ in range(repeats):
-        behind.clear()
+        seen.calls.clear()
         pairs = block.train_both(broken, LEARNING_RATE, steps=steps, local=local)
-        runs.append((pairs, dict(behind)))
-    unsteady = {site for _, seen in runs for site in seen if seen[site] != runs[0][1][site]}
+        runs.append((pairs, seen.behind()))
+    first = runs[0][1]
+    unsteady = {site for _, behind in runs for site in behind if behind[site] != first[site]}
     return runs[0][0], unsteady
 
 

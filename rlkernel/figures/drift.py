@@ -13,12 +13,20 @@ from matplotlib.lines import Line2D
 from . import Plot, Rows, Table, style
 from . import rows as of
 
-SIGNALS = ("output", "input_grad", "gate_up_grad", "post_step")
+# One signal for each way in which a block can drift, as far as its rows have it.
+SIGNALS = ("output", "input_grad", "gate_up_grad", "parameter_grad", "post_step")
+
+
+def shown(rows: Rows) -> list[str]:
+    """The signals that are drawn: those of SIGNALS that the rows have."""
+    return [name for name in SIGNALS if name in of.signals(rows)]
 
 
 def _series(rows: Rows) -> dict[tuple[str, int, str], list[dict]]:
-    """Correct rows by (dtype, P, sequence parallel on or off)."""
-    right = [r for r in rows if r["case"]["fault"] == "none"]
+    """Correct rows of our twin by (dtype, P, sequence parallel on or off)."""
+    right = [
+        r for r in rows if r["case"]["fault"] == "none" and of.option(r, "twin", "ours") == "ours"
+    ]
     key = lambda r: (r["case"]["dtype"], of.ranks(r), of.option(r, "sequence_parallel", "off"))  # noqa: E731
     return dict(
         sorted(of.grouped(right, key).items(), key=lambda item: (item[0][0] != "fp32", item[0]))
@@ -44,7 +52,8 @@ def mismatches(rows: Rows, name: str) -> tuple[int, int]:
 def points(rows: Rows, name: str) -> list[tuple[float, float]]:
     """(difference / bound, % of elements at most that far), from the first element that differs.
 
-    The first point carries the share that is equal bit for bit; [] when nothing differs at all.
+    The first point carries the share that is equal bit for bit, on the rank that is furthest out;
+    [] when nothing differs at all.
     """
     known = {(q, 5.0 * i) for i, q in enumerate(quantiles(rows, name)) if q > 0}
     for field, share in (("p99", 99.0), ("max_abs", 100.0)):
@@ -53,7 +62,8 @@ def points(rows: Rows, name: str) -> list[tuple[float, float]]:
     if not known:
         return []
     equal = 100.0 * min(1 - d / n for d, n in (mismatches([r], name) for r in rows))
-    return [(min(x for x, _ in known), equal), *sorted(known)]
+    curve = sorted(known)
+    return [(curve[0][0], min(equal, curve[0][1])), *curve]
 
 
 def _in_bounds(signal: dict, field: str) -> float:
@@ -67,15 +77,15 @@ def drift(rows: Rows):
     Columns: signals. Lines: dtype, without and with sequence parallel. Shade: P. A curve comes in
     from the left at the share that is equal bit for bit.
     """
-    series = _series(rows)
+    series, names = _series(rows), shown(rows)
     kinds = list(dict.fromkeys((dtype, sequence) for dtype, _, sequence in series))
     sizes = sorted({size for _, size, _ in series})
     figure = style.canvas(style.WIDTH, 0.9 + 1.45 * len(kinds))
-    grid = figure.subplots(len(kinds), len(SIGNALS), sharex=True, sharey=True, squeeze=False)
-    low = _left_edge(series)
+    grid = figure.subplots(len(kinds), len(names), sharex=True, sharey=True, squeeze=False)
+    low = _left_edge(series, names)
     for line, kind in enumerate(kinds):
         of_kind = [(p, found) for (t, p, s), found in series.items() if (t, s) == kind]
-        for axes, name in zip(grid[line], SIGNALS, strict=True):
+        for axes, name in zip(grid[line], names, strict=True):
             equal = [p for p, found in of_kind if not _curve(axes, found, name, p, sizes, low)]
             _finish(axes, low, of.label(name) if line == 0 else "")
             if equal:
@@ -90,9 +100,9 @@ def drift(rows: Rows):
     return figure
 
 
-def _left_edge(series) -> float:
+def _left_edge(series, names) -> float:
     """A power of ten left of every curve."""
-    starts = [points(rows, name)[:1] for rows in series.values() for name in SIGNALS]
+    starts = [points(rows, name)[:1] for rows in series.values() for name in names]
     lowest = min((p[0][0] for p in starts if p), default=1e-3)
     return 10.0 ** (math.floor(math.log10(lowest)) - 0.3)
 
@@ -132,7 +142,7 @@ def _key(figure, sizes) -> None:
 def drift_alt(rows: Rows) -> str:
     parts = []
     for (dtype, size, sequence), of_series in _series(rows).items():
-        worst = max((quantiles(of_series, n)[-1:] or [0.0])[0] for n in SIGNALS)
+        worst = max((quantiles(of_series, n)[-1:] or [0.0])[0] for n in shown(rows))
         tail = " with sequence parallel" if sequence == "on" else ""
         parts.append(f"{dtype} at P = {size}{tail}: largest {style.number(worst, 2)} of the bound")
     return (
@@ -144,7 +154,7 @@ def drift_table(rows: Rows) -> Table:
     """One line a dtype, P, sequence parallel and signal: what differs, quantiles, the bound."""
     body = []
     for (dtype, size, sequence), of_series in _series(rows).items():
-        for name in SIGNALS:
+        for name in shown(rows):
             found = [r["result"]["signals"][name] for r in of_series]
             differ, elements = mismatches(of_series, name)
             numbers = [

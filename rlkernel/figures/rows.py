@@ -19,6 +19,7 @@ LABEL = {
     "gate_up_grad": "dW gate/up",
     "down_grad": "dW down",
     "down_bias_grad": "db down",
+    "parameter_grad": "dW",
     "post_step": "after step",
 }
 
@@ -26,6 +27,11 @@ LABEL = {
 def ranks(row: dict) -> int:
     """The tensor-parallel size P of a row."""
     return int(row["case"]["grid"]["tp"])
+
+
+def lanes(row: dict) -> int:
+    """The data-parallel lanes of a row: above 1 where a fault needs a second one to show."""
+    return int(row["case"]["grid"].get("dp", 1))
 
 
 def option(row: dict, name: str, default: str = "") -> str:
@@ -75,6 +81,20 @@ def label(signal: str) -> str:
 
 def fault_title(fault: str) -> str:
     return "no fault" if fault == "none" else fault.replace("_", " ")
+
+
+def line_title(fault: str, rows: Rows) -> str:
+    """A fault as the head of a line; a second data-parallel lane is told."""
+    dp = max(map(lanes, rows))
+    return fault_title(fault) + (f"  (dp {dp})" if dp > 1 else "")
+
+
+def bits_vary(rows: Rows, name: str) -> bool:
+    """Whether a signal is wrong only because its bits change between equal steps."""
+    return any(
+        r["result"].get("seen_by") == "repeat" and r["result"].get("first_wrong") == name
+        for r in rows
+    )
 
 
 def signals(rows: Rows) -> list[str]:

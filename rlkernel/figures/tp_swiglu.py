@@ -3,7 +3,7 @@ far it drifts."""
 
 from __future__ import annotations
 
-from . import Plot, Rows, Table, drift, heat, lanes, style
+from . import Plot, Rows, Table, drift, heat, lanes, seeds, style
 from . import rows as of
 
 
@@ -104,4 +104,4 @@ DATA_PATH = Plot(
 )
 
 
-HEAT, DRIFT = heat.HEAT, drift.DRIFT
+HEAT, DRIFT, SEEDS = heat.HEAT, drift.DRIFT, seeds.SEEDS

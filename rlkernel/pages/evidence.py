@@ -19,7 +19,7 @@ from rlkernel.records import Record
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # What makes two records answers to the same question; sizes, seeds and ranks may differ.
-KIND = ("mode", "size", "target", "fault")
+KIND = ("mode", "size", "target", "fault", "block", "twin", "dense")
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ def get(
     cannot be, RunError when a rank fails.
     """
     asked = typed(experiment, parameters)
-    published = tuple(r for r in records.find(experiment, published=True) if _same(r, asked))
+    fits = lambda r: _same(r, asked) and _on(r, gpus)  # noqa: E731
+    published = tuple(filter(fits, records.find(experiment, published=True)))
     if run:
-        local = _given(experiment, run, asked)
+        local = _given(experiment, run, fits)
         missing = "" if local else f"{shown(Path(run))} holds no record of this part"
         return Evidence(experiment, parameters, local, published, missing)
     have = len(records.environment()["gpus"])
@@ -136,19 +137,29 @@ def _same(record: Record, asked) -> bool:
     """The same kind of question: equal where both say anything about it."""
     for name in KIND:
         mine, theirs = getattr(asked, name, None), record.run.get("parameters", {}).get(name)
-        if mine is not None and theirs is not None and mine != theirs:
+        if mine is not None and theirs is not None and _plain(mine) != _plain(theirs):
             return False
     return True
 
 
-def _given(experiment: str, run: str, asked) -> Record | None:
+def _on(record: Record, gpus: int) -> bool:
+    """Whether a record may answer for that many GPUs: one measured on the CPU may not."""
+    return not gpus or record.run.get("device") != "cpu"
+
+
+def _plain(value):
+    """A value as JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _given(experiment: str, run: str, fits) -> Record | None:
     """The newest fitting record at or below a folder. RecordError where there is none at all."""
     folder = Path(run) if Path(run).is_absolute() else _from_root(run)
     places = [folder] if (folder / "run.json").is_file() else sorted(folder.glob("**/run.json"))
     found = [records.read(p if p.is_dir() else p.parent) for p in places]
     if not found:
         raise records.RecordError(f"no record at {run}")
-    fitting = [r for r in found if r.experiment == experiment and _same(r, asked)]
+    fitting = [r for r in found if r.experiment == experiment and fits(r)]
     return max(fitting, key=lambda r: r.run.get("started", ""), default=None)
 
 

@@ -6,6 +6,7 @@ code has changed since. Pieces carry their kind in the output's metadata; the in
 
 from __future__ import annotations
 
+import ast
 import base64
 import os
 import re
@@ -21,6 +22,7 @@ from rlkernel.records import Record, environment, label
 
 CARDS = Path(__file__).parent / "template" / "cards.css"
 OPEN_ROWS = 12  # a longer table starts closed
+LONG = 80  # characters; a cell with more is a sentence and wraps
 
 
 def headless() -> bool:
@@ -44,7 +46,7 @@ def figure(plot: Plot, evidence: Evidence, *, main: bool = False, rows=None) -> 
     for record in evidence.records:
         chosen = rows(record) if rows else record.rows
         _emit(
-            figure_html(plot, chosen, record, record is evidence.local),
+            figure_html(plot, chosen, sources(record, record is evidence.local)),
             plot.alt(chosen),
             kind="figure",
             main=main,
@@ -52,12 +54,40 @@ def figure(plot: Plot, evidence: Evidence, *, main: bool = False, rows=None) -> 
         )
 
 
+def together(plot: Plot, evidences: Iterable[Evidence], *, main: bool = False) -> None:
+    """One drawing of the rows of several records, each named under it; gaps stand above it."""
+    found = list(evidences)
+    for one in found:
+        if one.local is None:
+            not_measured(one)
+    records = [(one.records[0], one.local is not None) for one in found if one.records]
+    chosen = [row for record, _ in records for row in record.rows]
+    if not chosen:
+        return
+    _emit(
+        figure_html(plot, chosen, "; ".join(sources(r, here) for r, here in records)),
+        plot.alt(chosen),
+        kind="figure",
+        main=main,
+        record=place(records[0][0]),
+    )
+
+
+def listing(path: Path | str, *names: str) -> None:
+    """Source code to read: the whole file, or only these functions and classes of it."""
+    text = Path(path).read_text(encoding="utf-8")
+    if names:
+        nodes = [n for n in ast.parse(text).body if getattr(n, "name", "") in names]
+        text = "\n\n\n".join(ast.get_source_segment(text, node) for node in nodes)
+    _emit(f'<pre class="rk-scroll">{escape(text)}</pre>', text, kind="listing")
+
+
 def drawing(plot: Plot, evidence: Evidence | None = None) -> None:
     """A drawing that explains rather than measures; shapes come from the first record, if any."""
     chosen = rows(evidence) if evidence else []
     source = evidence.records[0] if evidence and evidence.records else None
-    local = source is not None and source is evidence.local
-    _emit(figure_html(plot, chosen, source, local), plot.alt(chosen), kind="drawing")
+    told = sources(source, source is evidence.local) if source else ""
+    _emit(figure_html(plot, chosen, told), plot.alt(chosen), kind="drawing")
 
 
 def rows(evidence: Evidence) -> list[dict]:
@@ -79,7 +109,7 @@ def topology(evidence: Evidence) -> None:
 
 def table(evidence: Evidence, header: list[str], body: list[list[str]], caption: str = "") -> None:
     """A table with the source of its numbers under it."""
-    source = _sources(evidence.records[0], True) if evidence.records else ""
+    source = sources(evidence.records[0], True) if evidence.records else ""
     _emit(
         f'<div class="rk-card">{table_html(header, body)}'
         f'<p class="rk-source">{escape(caption)} {source}</p></div>',
@@ -101,7 +131,7 @@ def verdict(evidence: Evidence, title: str) -> None:
         ]
         head = f'<p class="rk-line">{pill(passed)} <strong>{escape(title)}</strong></p>'
         numbers = _details(["", "check", "value", "limit"], checks, "check")
-        source = f'<p class="rk-source">{_sources(record, record is evidence.local)}</p>'
+        source = f'<p class="rk-source">{sources(record, record is evidence.local)}</p>'
         _emit(
             f'<div class="rk-card">{head}{numbers}{source}</div>',
             f"{title}: {'passed' if passed else 'failed'}",
@@ -159,11 +189,12 @@ def machine() -> None:
 # ---- fragments -----------------------------------------------------------------------------------
 
 
-def figure_html(plot: Plot, rows, record: Record | None, local: bool = True) -> str:
+def figure_html(plot: Plot, rows, origin: str = "") -> str:
+    """One <figure>: picture, caption with its origin (a fragment of HTML), table."""
     drawn = plot.draw(rows)
     width, height = (round(98 * inches) for inches in drawn.get_size_inches())
     data = base64.b64encode(style.png(drawn)).decode()
-    source = f'<span class="rk-source">{_sources(record, local)}</span>' if record else ""
+    source = f'<span class="rk-source">{origin}</span>' if origin else ""
     said = f"<strong>{escape(plot.title)}</strong> {escape(plot.note)} {source}"
     return (
         '<figure class="rk-figure"><div class="rk-scroll rk-plot" tabindex="0">'
@@ -180,12 +211,10 @@ def table_html(header: list[str], body: list[list[str]]) -> str:
     cell = "<{0}{1}>{2}</{0}>".format
     mark = [' class="n"' if r else "" for r in right]
     head = "".join(cell("th", m, escape(h)) for m, h in zip(mark, header, strict=True))
-    lines = "".join(
-        "<tr>"
-        + "".join(cell("td", m, escape(str(c))) for m, c in zip(mark, line, strict=True))
-        + "</tr>"
-        for line in body
-    )
+    lines = ""
+    for line in body:
+        cells = zip(mark, map(str, line), strict=True)
+        lines += f"<tr>{''.join(cell('td', m or _long(c), escape(c)) for m, c in cells)}</tr>"
     return (
         '<div class="rk-scroll" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
@@ -210,12 +239,17 @@ def _details(header: list[str], body: list[list[str]], unit: str) -> str:
     )
 
 
-def _sources(record: Record, local: bool) -> str:
+def sources(record: Record, local: bool = True) -> str:
+    """Where numbers come from, as a fragment: here or published, machine, folder, age."""
     stale = ' <span class="rk-pill rk-stale">stale: the code has changed since</span>'
     return (
         f"{'Measured here' if local else 'Published'}, {escape(record.machine_label)}, "
         f"<code>{escape(place(record))}</code>{stale if is_stale(record) else ''}"
     )
+
+
+def _long(text) -> str:
+    return ' class="long"' if len(str(text)) > LONG else ""
 
 
 def _numeric(text: str) -> bool:

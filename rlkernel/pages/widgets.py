@@ -16,16 +16,19 @@ from rlkernel.pages.evidence import Evidence
 
 # What a reader may choose: label -> the text of that property of a row.
 AXES: dict[str, Callable[[dict], str]] = {
+    "block": lambda row: of.option(row, "block"),
     "P": lambda row: str(of.ranks(row)),
     "dtype": lambda row: row["case"]["dtype"],
     "fault": lambda row: row["case"]["fault"],
     "seed": lambda row: str(row["case"]["seed"]),
 }
+BROWSED = ("P", "dtype", "fault", "seed")
+PARAMETER = {"P": "nproc"}  # axes that an experiment calls otherwise
 
 
-def choices(rows) -> dict[str, list[str]]:
+def choices(rows, axes=BROWSED) -> dict[str, list[str]]:
     """For each axis its values in the order of the record."""
-    return {name: list(dict.fromkeys(map(value, rows))) for name, value in AXES.items()}
+    return {name: list(dict.fromkeys(map(AXES[name], rows))) for name in axes}
 
 
 def select(rows, chosen: dict[str, str]) -> list[dict]:
@@ -33,44 +36,82 @@ def select(rows, chosen: dict[str, str]) -> list[dict]:
     return [r for r in rows if all(AXES[name](r) == value for name, value in chosen.items())]
 
 
-def browse(plot: Plot, found: Evidence) -> None:
-    """Choose P, dtype, fault and seed of a record's cases and see that case drawn.
+def browse(
+    plot: Plot, found: Evidence, axes=BROWSED, start: dict[str, str] | None = None, again=False
+) -> None:
+    """Choose one of a record's cases by its axes and see it drawn; each menu offers what fits those
+    in front of it.
 
-    Headless: the first case that failed, or the first one, as a static figure.
+    start: the values chosen first; where they fit no case, the first that failed, or the first one.
+    Headless, that case as a static figure. again: with a button that measures the chosen case anew,
+    with another seed.
     """
     if found.local is None:
         show.not_measured(found)
         return
     if show.headless():
-        default = _default(found.local.rows)
+        default = _default(found.local.rows, axes, start)
         show.figure(plot, _only_local(found), rows=lambda record: select(record.rows, default))
         return
     import ipywidgets
     from IPython.display import HTML, display
 
-    chosen, drawn = menus(plot, found)
+    chosen, drawn = menus(plot, found, axes, start)
     shown = ipywidgets.interactive_output(lambda **c: display(HTML(drawn(**c))), chosen)
     display(ipywidgets.HBox(list(chosen.values())), shown)
+    if again:
+        display(*anew(plot, found.experiment, chosen))
 
 
-def menus(plot: Plot, found: Evidence) -> tuple[dict, Callable[..., str]]:
+def menus(
+    plot: Plot, found: Evidence, axes=BROWSED, start: dict[str, str] | None = None
+) -> tuple[dict, Callable[..., str]]:
     """({axis: menu}, a function of the chosen values -> HTML of that case)."""
     import ipywidgets
 
-    rows = found.local.rows
-    start = _default(rows)
-    made = {
-        name: ipywidgets.Dropdown(options=values, value=start[name], description=name)
-        for name, values in choices(rows).items()
-    }
+    rows, made = found.local.rows, {}
+    for name, value in _default(rows, axes, start).items():
+        fitting = choices(select(rows, {n: m.value for n, m in made.items()}), (name,))[name]
+        made[name] = ipywidgets.Dropdown(options=fitting, value=value, description=name)
+
+    def follow(_change) -> None:
+        fitting = rows
+        for name, menu in made.items():
+            offered, kept = choices(fitting, (name,))[name], menu.value
+            if list(menu.options) != offered:
+                menu.options = offered
+                menu.value = kept if kept in offered else offered[0]
+            fitting = select(fitting, {name: menu.value})
+
+    for menu in made.values():
+        menu.observe(follow, "value")
 
     def drawn(**chosen: str) -> str:
         picked = select(rows, chosen)
         if not picked:
             return "<p>No such case was measured.</p>"
-        return show.figure_html(plot, picked, found.local)
+        return show.figure_html(plot, picked, show.sources(found.local))
 
     return made, drawn
+
+
+def anew(plot: Plot, experiment: str, chosen: dict) -> tuple:
+    """(a seed, a button that measures the chosen case with it, where that is drawn)."""
+    import ipywidgets
+
+    seed = ipywidgets.IntText(value=7, description="seed")
+    made = ipywidgets.Button(description=f"Run {experiment} on it", button_style="primary")
+    output = ipywidgets.Output()
+
+    def press(_) -> None:
+        output.clear_output()
+        asked = {PARAMETER.get(name, name): menu.value for name, menu in chosen.items()}
+        with output:
+            found = evidence.get(experiment, **{**asked, "seed": seed.value})
+            show.figure(plot, found)
+
+    made.on_click(press)
+    return seed, made, output
 
 
 def launch_button(experiment: str, parameters: dict, then: Callable | None = None) -> None:
@@ -105,10 +146,11 @@ def button(experiment: str, parameters: dict, then: Callable | None = None) -> t
     return made, output
 
 
-def _default(rows) -> dict[str, str]:
-    """The first case that failed, or the first one."""
-    first = next((row for row in rows if not row["passed"]), rows[0])
-    return {name: value(first) for name, value in AXES.items()}
+def _default(rows, axes=BROWSED, start: dict[str, str] | None = None) -> dict[str, str]:
+    """The case that `start` names, or the first that failed, or the first one."""
+    fitting = (select(rows, start) if start else []) or [r for r in rows if not r["passed"]]
+    first = (fitting or rows)[0]
+    return {name: AXES[name](first) for name in axes}
 
 
 def _only_local(found: Evidence) -> Evidence:

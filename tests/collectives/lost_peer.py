@@ -1,5 +1,7 @@
 """One of four ranks that run without an agent: rank 2 dies, comes too late or never posts.
 
+`collect` waits in a collective that takes its bound from the process group alone.
+
 Without an agent nobody ends the survivors, so each of them must find its own words. Prints one JSON
 object: the error's class, its message, the suspects, and how long it took.
 """
@@ -38,7 +40,10 @@ def main(manner: str) -> None:
         return
     start = time.monotonic()
     try:
-        comm.all_reduce(torch.ones(1), "down.forward")
+        if manner == "collect":
+            comm.collect("here")
+        else:
+            comm.all_reduce(torch.ones(1), "down.forward")
         said = {"error": None}
     except PeerLost as error:
         said = {

@@ -9,6 +9,7 @@ from checks import check, noise, on_grids
 
 from rlkernel.collectives import regions
 from rlkernel.collectives.faults import ArrivalOrder, At, exchanged, left_fold, missing
+from rlkernel.collectives.observers import Capture, Timer
 from rlkernel.compare import bit_report, bits, digest
 from rlkernel.contract import ReductionTree
 from rlkernel.grid import Grid
@@ -42,6 +43,10 @@ def reduce_scatter_is_a_slice_of_all_reduce(world):
 def all_ranks_hold_the_same_bits(world):
     for comm in on_grids(world):
         total = comm.all_reduce(noise(20 + comm.rank, 1000), "sum")
+        assert len(set(comm.collect(digest(total)))) == 1
+        # NaNs of different payloads: a sum keeps one of them, so the operands' order shows.
+        nan = torch.full((4,), 0x7FC00001 + comm.rank, dtype=torch.int32).view(torch.float32)
+        total = comm.using(contract=TREES[1]).all_reduce(nan, "nan")
         assert len(set(comm.collect(digest(total)))) == 1
 
 
@@ -216,6 +221,18 @@ def context_and_gradient_groups_sum_over_their_own_axis(world):
 
 
 @check(4)
+def a_region_sums_over_the_axis_that_it_names(world):
+    (comm,) = on_grids(world, (Grid(cp=2, tp=2),))
+    own = torch.tensor([2.0**comm.rank])
+    for axis in ("tp", "cp"):
+        total = sum(2.0**r for r in comm.grid.group_of(comm.rank, axis))
+        x = own.clone().requires_grad_()
+        regions.copy(x, comm, f"copy.{axis}", axis).backward(own)
+        assert x.grad.item() == total
+        assert regions.reduce(own, comm, f"reduce.{axis}", axis).item() == total
+
+
+@check(4)
 def observers_see_both_sides_and_wrap_from_the_outside_in(world):
     (comm,) = on_grids(world, (Grid(tp=4),))
     seen = []
@@ -235,6 +252,21 @@ def observers_see_both_sides_and_wrap_from_the_outside_in(world):
         comm.rank,
         60,
     )
+    doubled = watched.using(observers=[lambda call, x, proceed: proceed(x) * 2])
+    assert doubled.all_reduce(x, "again").item() == 120 and seen.pop()[3].item() == 60
+    kept, timer = Capture(), Timer()
+    both = comm.using(observers=[kept, timer])
+    both.all_reduce(x, "down.forward")
+    both.all_gather(x, "gather")
+    first, second = kept.calls
+    assert (first.site, first.pre_reduce.item(), first.post_reduce.item()) == (
+        "down.forward",
+        comm.rank,
+        6,
+    )
+    assert kept.behind()["gather"][0].tolist() == [0, 1, 2, 3] and second.kind == "all_gather"
+    assert [(s["site"], s["bytes"]) for s in timer.samples] == [("down.forward", 4), ("gather", 4)]
+    assert all(0 < s["seconds"] < 20 for s in timer.samples)
     gone = comm.using(observers=[At("elsewhere", missing)])
     assert (
         gone.all_reduce(x, "here").item() == 6

@@ -55,6 +55,7 @@ def test_values_are_read_by_their_annotation(name, given, expected):
         ("world_size", "four", "parameter world_size: expected int, for example 4; got 'four'"),
         ("world_size", 2.5, "got 2.5"),
         ("world_size", True, "got True"),
+        ("world_size", float("inf"), "got inf"),
         ("shape", "[4, x]", r"parameter shape: expected tuple of int, for example \[4, 4\]; got"),
         ("shape", "[]", "parameter shape"),
         ("backward", "maybe", "expected bool, for example true; got 'maybe'"),

@@ -27,6 +27,8 @@ def params(**given):
         ({"mode": "inspect", "fault": "missing_backward_reduce"}, "contradict"),
         ({"mode": "missing_backwards_reduce"}, "did you mean missing_backward_reduce"),
         ({"dtype": "fp8"}, "dtype='fp8'"),
+        ({"seed": 2**64}, "seed=18446744073709551616 is not possible"),
+        ({"seed": -1}, "seed=-1 is not possible"),
         ({"mode": "missing_norm_reduce"}, "cannot show .*sequence_parallel=on"),
         ({"mode": "wrong_group_forward_reduce", "nproc": 4}, "shown at nproc=2 with dp=2"),
         ({"mode": "arrival_order_forward_reduce"}, "needs nproc >= 4"),
@@ -94,6 +96,8 @@ def test_the_twin_trains_like_the_dense_block(measured, tp, twin):
         assert list(signals) == list(tp_swiglu.SIGNALS)
         assert row["passed"] and row["result"]["first_wrong"] is None
         if twin == "ours":
+            bounds = {s: report["bound"] for s, report in signals.items()}
+            assert bounds == dict.fromkeys(signals, 1e-7) | {"output": 5e-7, "loss": 5e-7}
             assert signals["output"]["max_abs"] <= 5e-7 and signals["loss"]["max_abs"] <= 5e-7
             assert all(signals[s]["max_abs"] <= 1e-7 for s in tp_swiglu.SIGNALS[2:])
 
@@ -147,6 +151,8 @@ def test_verdict_summary_and_table(measured):
     said = json.loads(json.dumps(tp_swiglu.summary(single, rows)))
     assert said["first_wrong"] == "input_grad" and said["passed"] is False
     assert said["world_size"] == 2 and len(said["cases"]) == 5
+    for key in tp_swiglu.EXPERIMENT.json_keys.values():
+        assert said[key] == max(case[key] for case in said["cases"]), key
     parts = ("input", "norm", "gate_up", "down", "down_bias")
     assert {f"{part}_grad_max_abs_diff" for part in parts} < set(said)
     header, body = tp_swiglu.table(catalogue, measured.rows)

@@ -90,3 +90,10 @@ def ends():
 def environment():
     """This process's environment with the tree on the path, for a command line."""
     return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def pytest_collection_modifyitems(items):
+    """The first of these tests waits for the whole report, which measures every notebook anew."""
+    for item in items:
+        if {"built", "beside"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.timeout(600))

@@ -19,7 +19,7 @@ from rlkernel.experiments.case import UsageError
 from rlkernel.pages import evidence, report
 from rlkernel.run import launch
 
-PAGES = ("index", "00_start", "01_tp_swiglu")
+PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum")
 TIME = re.compile(r"<time>[^<]*</time>")
 
 
@@ -65,13 +65,16 @@ def test_the_index_tells_question_verdict_machine_and_figure(built):
     for text in (
         "Does a tensor-parallel SwiGLU block train like the dense one",
         "What can this machine measure",
-        "Each missing sum is caught where it must show first",
+        "Each fault is caught where it must show first",
+        "Every fault of both blocks is named rightly",
         records.label(records.environment()),
     ):
         assert text in page.text
     assert "Heat map of signal by fault." in " ".join(page.alts)
-    assert {"00_start.html", "01_tp_swiglu.html"} <= set(page.addresses)
-    assert "notebook failed" not in page.text and "fails" not in page.text
+    assert {f"{name}.html" for name in PAGES[1:]} <= set(page.addresses)
+    assert "notebook failed" not in page.text
+    # One record fails, and must: the example's twin that forgets a sum.
+    assert page.text.count("fails") == 1 and "ok, fails" in page.text
 
 
 def test_the_swiglu_page_shows_what_it_must(built):
@@ -90,9 +93,45 @@ def test_the_swiglu_page_shows_what_it_must(built):
         assert text in page.text, text
     starts = [alt.split(".")[0][:24] for alt in page.alts]
     assert starts == [
-        "Data path of the block o", "Heat map of signal by fa", "Heat map of signal by fa",
-        "Cumulative share of elem",
+        "Data path of the block o", "Largest difference to th", "Heat map of signal by fa",
+        "Heat map of signal by fa", "Cumulative share of elem",
     ]  # fmt: skip
+
+
+def test_the_attention_page_shows_what_it_must(built):
+    page = Page(read(built.folder, "02_tp_gqa"))
+    for text in (
+        "columns of Wo",
+        "ranks 2, 3",  # who sums the gradients of a KV head's copies
+        "ColumnParallelLinear",
+        "largest of 5",
+        "P=2 fp32 torch: equivalent",
+        "missing_kv_reduce: caught",
+        "P=8 bf16 SP: equivalent",
+        "NOT COVERED",
+    ):
+        assert text in page.text, text
+    starts = [alt.split(".")[0][:18] for alt in page.alts]
+    assert starts == [
+        "Ownership of heads", "Data path of the b", "Largest difference", "Heat map of signal",
+        "Heat map of signal", "Cumulative share o",
+    ]  # fmt: skip
+
+
+def test_the_audit_page_shows_what_it_must(built):
+    page = Page(read(built.folder, "03_which_sum"))
+    for text in (
+        "norm.grad: the sum over ranks {0, 1, 2, 3} is missing",
+        "input.grad: the sum over ranks {0, 1, 2, 3} is missing",  # the example's
+        "return laid_out(trace(mlp, x, target), where)",
+        "torch's GQA",
+        "NOT COVERED",
+    ):
+        assert text in page.text or text in " ".join(page.alts), text
+    said = next(alt for alt in page.alts if alt.startswith("What the audit said"))
+    assert ", 0 unsure, 0 wrong" in said and "1 unsure" not in said
+    rows = records.find("audit", built.results)
+    assert sum(len(r.rows) for r in rows if r.run["parameters"]["fault"] == "all") == 60
 
 
 def test_what_this_machine_cannot_measure_is_a_box_with_its_command(built):
@@ -140,7 +179,7 @@ def test_an_edit_makes_older_results_stale(beside, tmp_path, root):
         "from rlkernel import records\nfrom rlkernel.pages import evidence, render, show\n"
         "from rlkernel.figures import tp_swiglu as draw\nfrom html import unescape\n"
         f"record = records.read({str(run)!r})\n"
-        "html = show.figure_html(draw.DRIFT, record.rows, record)\n"
+        "html = show.figure_html(draw.DRIFT, record.rows, show.sources(record))\n"
         "print(evidence.is_stale(record), 'stale: the code has changed' in html, "
         "'holds, stale' in render.record_table())"
     )

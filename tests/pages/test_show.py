@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlkernel import records
-from rlkernel.figures import tp_swiglu
+from rlkernel.figures import audit, tp_swiglu
 from rlkernel.pages import evidence, show, widgets
 from rlkernel.pages.evidence import Evidence
 from tests.figures import synthetic
@@ -116,6 +116,37 @@ def test_coverage(found):
         assert text in piece["html"]
 
 
+def test_several_records_in_one_drawing_with_every_source(results):
+    one, two = (
+        record(results / "tp-swiglu" / n, rows=[synthetic.row(p)]) for n, p in (("a", 2), ("b", 4))
+    )
+    found = [Evidence("tp-swiglu", {}, one), Evidence("tp-swiglu", {}, two)]
+    (piece,) = displayed(show.together, tp_swiglu.HEAT, found, main=True)
+    assert piece["html"].count("<img") == 1 and piece["main"]
+    assert "results/tp-swiglu/a" in piece["html"] and "results/tp-swiglu/b" in piece["html"]
+    assert "P = 2" in piece["text"] and "P = 4" in piece["text"]
+    gap, piece = displayed(
+        show.together, tp_swiglu.HEAT, [*found, Evidence("audit", {}, None, missing="nothing")]
+    )
+    assert gap["kind"] == "gap" and piece["html"].count("<img") == 1
+    assert len(displayed(show.together, tp_swiglu.HEAT, [Evidence("audit", {}, None)])) == 1
+
+
+def test_a_listing_shows_the_chosen_parts(tmp_path):
+    (tmp_path / "a.py").write_text(
+        "import os\n\n\ndef one():\n    return 1 < 2\n\n\nclass Two:\n    pass\n"
+    )
+    (piece,) = displayed(show.listing, tmp_path / "a.py", "one")
+    assert piece["text"] == "def one():\n    return 1 < 2" and "1 &lt; 2" in piece["html"]
+    (piece,) = displayed(show.listing, tmp_path / "a.py")
+    assert "import os" in piece["text"] and "class Two" in piece["text"]
+
+
+def test_a_sentence_in_a_table_wraps():
+    html = show.table_html(["a", "b"], [["word", "a sentence " * 10]])
+    assert html.count('class="long"') == 1
+
+
 # ---- which record is given -----------------------------------------------------------------------
 
 
@@ -129,6 +160,24 @@ def test_a_folder_of_records_gives_each_part_its_own(results):
         assert found.local.path.name == wanted
     none = evidence.get("tp-swiglu", run=str(home), mode="inspect")
     assert none.local is None and none.missing == "results/tp-swiglu holds no record of this part"
+
+
+def test_a_record_of_the_cpu_does_not_answer_for_gpus(results):
+    home = results / "tp-swiglu"
+    record(home / "cpu", device="cpu")
+    found = evidence.get("tp-swiglu", run=str(home), gpus=2, mode="catalogue")
+    assert found.local is None and "no record of this part" in found.missing
+    record(home / "gpu", device="cuda")
+    found = evidence.get("tp-swiglu", run=str(home), gpus=2, mode="catalogue")
+    assert found.local.path.name == "gpu"
+
+
+def test_the_same_question_about_another_block_is_another_record(results):
+    home, rows = results / "audit", synthetic.audits()
+    for name, blocks in (("ours", ["swiglu", "gqa"]), ("torchs", ["torch-swiglu", "torch-gqa"])):
+        record(home / name, rows, experiment="audit", parameters={"block": blocks, "fault": "all"})
+    found = evidence.get("audit", run=str(home), fault="all", nproc=(2,), block=("swiglu", "gqa"))
+    assert found.local.path.name == "ours"
 
 
 def test_a_run_counts_from_the_folder_of_results(results, monkeypatch, tmp_path):
@@ -169,11 +218,53 @@ def test_a_choice_redraws_the_figure(found, monkeypatch):
     """With a front end: four menus; another choice shows another case."""
     monkeypatch.delenv("RLKERNEL_HEADLESS", raising=False)
     menus, drawn = widgets.menus(tp_swiglu.HEAT, found)
-    assert list(menus) == list(widgets.AXES)
+    assert list(menus) == list(widgets.BROWSED)
     assert "P = 2: missing forward reduce" in drawn(**{n: m.value for n, m in menus.items()})
     menus["fault"].value = "none"
     html = drawn(**{n: m.value for n, m in menus.items()})
     assert "no fault: within its limits" in html and "<img" in html
+
+
+@pytest.fixture
+def audited(results):
+    rows = synthetic.audits()
+    return Evidence("audit", {}, record(results / "audit" / "a", rows, experiment="audit"))
+
+
+THREE = ("block", "P", "fault")
+
+
+def test_the_case_that_was_asked_for_stands_first(audited, monkeypatch):
+    monkeypatch.setenv("RLKERNEL_HEADLESS", "1")
+    start = {"block": "gqa", "fault": "stale_input_grad_reduce"}
+    (piece,) = displayed(widgets.browse, audit.FINDINGS, audited, THREE, start)
+    assert "norm.grad is wrong" in piece["text"]
+    (piece,) = displayed(widgets.browse, audit.FINDINGS, audited, THREE, {"block": "none"})
+    assert "leave is wrong" in piece["text"]  # the first that failed
+
+
+def test_a_menu_offers_what_fits_those_in_front_of_it(audited, monkeypatch):
+    monkeypatch.delenv("RLKERNEL_HEADLESS", raising=False)
+    menus, drawn = widgets.menus(audit.FINDINGS, audited, THREE, {"block": "swiglu", "P": "4"})
+    assert list(menus["fault"].options) == ["none", "missing_forward_reduce"]
+    menus["P"].value = "2"
+    assert "missing_data_reduce" in menus["fault"].options
+    menus["block"].value = "torch-gqa"
+    chosen = {name: menu.value for name, menu in menus.items()}
+    assert chosen == {"block": "torch-gqa", "P": "2", "fault": "row_style_left_out"}
+    assert "down is wrong" in drawn(**chosen)
+
+
+def test_the_chosen_case_is_run_again_with_another_seed(audited, monkeypatch):
+    monkeypatch.delenv("RLKERNEL_HEADLESS", raising=False)
+    asked = []
+    monkeypatch.setattr(evidence, "get", lambda name, **p: asked.append((name, p)) or audited)
+    menus, _ = widgets.menus(audit.FINDINGS, audited, THREE, {"block": "gqa"})
+    seed, button, _output = widgets.anew(audit.FINDINGS, "audit", menus)
+    seed.value = 5
+    button.click()
+    case = {"block": "gqa", "nproc": "4", "fault": "stale_input_grad_reduce", "seed": 5}
+    assert asked == [("audit", case)]
 
 
 def test_the_button_measures_and_shows_the_verdict(found, monkeypatch):
