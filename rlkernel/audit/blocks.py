@@ -57,7 +57,7 @@ def torch_twin(block: Block, comm: Comm, skip: tuple[str, ...]) -> Twin:
     """torch's tensor parallelism over the dense block; `skip` leaves out the styles of layers."""
 
     def run(due: Reference) -> Boundaries:
-        module = torch_module(block, block.weights(), comm, skip=skip)
+        module = torch_module(block, block.weights(comm.device), comm, skip=skip)
         seen = trace(module, due.x, due.target, lr=LEARNING_RATE)
         # torch's row style sums inside the layer, its column style inside the layer's input.
         whole = (*module.ROWS, "enter")

@@ -28,7 +28,7 @@ def audit(dense: Dense, twin: Twin, comm: Comm, seed: int) -> dict[str, object]:
     dense: seed -> Reference. twin: Reference -> boundaries of this rank. Raises ValueError when the
     ranks list different boundaries or one that the dense side does not have.
     """
-    first, second = dense(seed), dense(seed + 1)
+    first, second = (_on(comm.device, dense(s)) for s in (seed, seed + 1))
     findings = _step(first, twin(first), None, comm)
     step = 1
     if all(f.right for f in findings):
@@ -111,9 +111,7 @@ def _check_names(held: list[Mapping], due: Reference) -> None:
             raise ValueError(f"{name}: some ranks call it partial, others do not")
 
 
-def same_device(reference: Reference, device: torch.device) -> Reference:
-    """The reference with its tensors on `device`."""
-    move = {k: v.to(device) for k, v in reference.state_dict.items()}
-    return Reference(
-        move, reference.x.to(device), reference.target.to(device), reference.boundaries
-    )
+def _on(device: torch.device, due: Reference) -> Reference:
+    """What the twin gets lies where its rank computes; the dense boundaries stay where they are."""
+    state = {name: value.to(device) for name, value in due.state_dict.items()}
+    return Reference(state, due.x.to(device), due.target.to(device), due.boundaries)

@@ -209,7 +209,7 @@ def _build_ours(case: Case, comm):
         skip, *expected = STYLES[name].get(case.fault, ((), "clean", None))
         twin = blocks.torch_twin(block, comm, tuple(skip))
     else:
-        local = block.shard(block.weights(), comm)
+        local = block.shard(block.weights(comm.device), comm)
         seam = comm.using(observers=fault.observers(local)) if fault else comm
         local = fault.load(local, comm) if fault and fault.load else local
         twin = blocks.our_twin(block, seam, local)

@@ -250,8 +250,7 @@ def _train(block, fault: Fault | None, comm) -> tuple[Mapping, set[str]]:
     from rlkernel import compare
     from rlkernel.collectives.observers import Capture
 
-    weights = {name: w.to(comm.device) for name, w in block.weights().items()}
-    local = block.shard(weights, comm)
+    local = block.shard(block.weights(comm.device), comm)
     seen = Capture(keep=compare.digest)
     broken = comm.using(observers=(seen, *(fault.observers(local) if fault else ())))
     if fault and fault.load:

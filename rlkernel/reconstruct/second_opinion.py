@@ -15,7 +15,7 @@ from rlkernel.reconstruct.twin import Block, dense_steps
 def train_both(block: Block, comm: Comm, lr: float) -> dict[str, Pair]:
     """One step of the dense block and of torch's twin, compared like our own."""
     reference = dense_steps(block, lr, 1, str(comm.device))[0]
-    weights = {name: w.to(comm.device) for name, w in block.weights().items()}
+    weights = block.weights(comm.device)
     x, target = (t.to(comm.device) for t in block.data(0))
     split = comm.grid.tp > 1
     twin = torch_module(block, weights, comm) if split else dense_module(block, weights)

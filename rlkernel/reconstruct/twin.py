@@ -73,8 +73,9 @@ class Block(ABC):
 
     # -- data and the dense side -------------------------------------------------------------------
 
-    def weights(self) -> Weights:
-        return {name: w.to(self.dtype) for name, w in self.initial().items()}
+    def weights(self, device: torch.device | str = "cpu") -> Weights:
+        """All weights in the block's dtype, the same on every rank."""
+        return {name: w.to(device, self.dtype) for name, w in self.initial().items()}
 
     def data(self, step: int) -> tuple[Tensor, Tensor]:
         """Input and target [S, B, H] of one step; other data in every step."""
@@ -94,7 +95,7 @@ class Block(ABC):
         dense slice that it must equal. local: this rank's shards, where somebody loaded them.
         """
         reference = dense_steps(self, lr, steps, str(comm.device))[-1]
-        local = self.shard(_to(self.weights(), comm), comm) if local is None else local
+        local = self.shard(self.weights(comm.device), comm) if local is None else local
         for number in range(steps):
             done = self.twin_step(comm, lr, local, *(t.to(comm.device) for t in self.data(number)))
             local = done.updated
@@ -140,7 +141,7 @@ class Block(ABC):
 @functools.lru_cache(maxsize=64)
 def dense_steps(block: Block, lr: float, steps: int, device: str) -> tuple[Step, ...]:
     """The dense block's training steps; the same for every fault and grid, hence kept."""
-    weights, done = {n: w.to(device) for n, w in block.weights().items()}, []
+    weights, done = block.weights(device), []
     for number in range(steps):
         x, target = (t.to(device) for t in block.data(number))
         step = backward(block.dense, weights, x, target, x.numel())
@@ -177,7 +178,3 @@ def over_data(comm: Comm, x: Tensor, site: str) -> Tensor:
     none.
     """
     return comm.all_reduce(x, site, "grad") if comm.grid.axis_size("grad") > 1 else x
-
-
-def _to(weights: Weights, comm: Comm) -> Weights:
-    return {name: w.to(comm.device) for name, w in weights.items()}

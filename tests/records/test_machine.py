@@ -26,7 +26,8 @@ def test_no_torch_comes_along():
     version, imported = out.split()
     import torch
 
-    assert version == torch.__version__ and imported == "False"
+    # A wheel's own label (+cu130) may be in the module and not in the package's metadata.
+    assert torch.__version__.startswith(version) and imported == "False"
 
 
 def test_it_tells_what_matters_and_nobody():
