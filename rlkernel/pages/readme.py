@@ -76,11 +76,11 @@ def _kinds(record: Record) -> dict[str, list[dict]]:
 
 
 def _closest(checks: list[dict]) -> str:
-    """The check that uses most of its limit, where checks say how much; the only one otherwise."""
+    """The check that uses most of its limit, where checks say how much."""
     told = [check for check in checks if check.get("excess") is not None]
-    if not told and len(checks) > 1:
+    if not told:
         return ""
-    check = max(told, key=lambda c: c["excess"]) if told else checks[0]
+    check = max(told, key=lambda c: c["excess"])
     case = check["name"].rpartition(": ")[0]
     return f"{case + ': ' if case else ''}{check['value']} of {check['limit']}"
 
