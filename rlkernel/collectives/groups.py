@@ -24,6 +24,7 @@ from rlkernel.contract import ReductionTree
 from rlkernel.grid import GROUP_AXES, Grid
 
 BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
+START_S = 120.0  # how long ranks may come one after the other when a world is made
 
 
 class World:
@@ -51,17 +52,20 @@ class World:
                 raise ValueError("backend nccl needs a GPU and none is visible: use gloo")
             # More ranks than GPUs share them in turn: right for bits, never for timing.
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-        timeout = datetime.timedelta(seconds=timeout_s)
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-        store.set_timeout(timeout)
+        # Importing torch takes the ranks of a busy machine seconds that no peer is to blame for.
+        patience = datetime.timedelta(seconds=max(timeout_s, START_S))
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience)))
+        store.set_timeout(patience)
         dist.init_process_group(
             backend,
             store=dist.PrefixStore("torch", store),
             rank=rank,
             world_size=size,
-            timeout=timeout,
+            timeout=patience,
         )
-        return cls(dist.PrefixStore("rlkernel", store), backend, timeout_s)
+        world = cls(dist.PrefixStore("rlkernel", store), backend, timeout_s)
+        world.meet("joined", patience.total_seconds())
+        return world
 
     def comm(self, grid: Grid, contract: ReductionTree | None = None) -> Comm | None:
         """The seam for one grid on the world's first ranks. All ranks of the world must call it;

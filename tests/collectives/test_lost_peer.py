@@ -19,11 +19,28 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-@pytest.mark.parametrize("manner", ["killed", "late", "unposted", "collect"])
-def test_every_survivor_names_the_lost_rank(manner):
+MANNERS = ("killed", "late", "unposted", "collect")
+
+
+@pytest.fixture(scope="module")
+def spoken():
+    """{manner: {rank: (stdout, stderr)}} of the survivors; the worlds run at once, mostly idle."""
+    worlds = {manner: start(manner) for manner in MANNERS}
+    try:
+        yield {
+            manner: {rank: ranks[rank].communicate(timeout=100) for rank in (0, 1, 3)}
+            for manner, ranks in worlds.items()
+        }
+    finally:
+        for process in (p for ranks in worlds.values() for p in ranks):
+            process.kill()
+            process.wait()
+
+
+def start(manner: str) -> list[subprocess.Popen]:
     shared = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "4"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
+    return [
         subprocess.Popen(
             [sys.executable, str(PROGRAM), manner],
             env={**os.environ, **shared, "RANK": str(rank)},
@@ -33,13 +50,11 @@ def test_every_survivor_names_the_lost_rank(manner):
         )
         for rank in range(4)
     ]
-    try:
-        spoken = {rank: ranks[rank].communicate(timeout=60) for rank in (0, 1, 3)}
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    for rank, (out, err) in spoken.items():
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_every_survivor_names_the_lost_rank(spoken, manner):
+    for rank, (out, err) in spoken[manner].items():
         assert out.strip(), f"rank {rank} said nothing: {err[-2000:]}"
         said = json.loads(out.strip().splitlines()[-1])
         assert said["error"] == "PeerLost", said
