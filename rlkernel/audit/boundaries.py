@@ -104,7 +104,8 @@ def trace(
     seen["input.grad"] = x.grad
     if after_backward:
         after_backward()
-    parameters = [(n, _plain(p.detach()), _plain(p.grad)) for n, p in module.named_parameters()]
+    trained = [(n, p) for n, p in module.named_parameters() if p.grad is not None]
+    parameters = [(n, _plain(p.detach()), _plain(p.grad)) for n, p in trained]
     seen |= {f"{name}.grad": grad.clone() for name, _, grad in parameters}
     seen |= {f"{name}.updated": value - lr * grad for name, value, grad in parameters}
     return seen

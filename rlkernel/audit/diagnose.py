@@ -6,13 +6,15 @@ ranks hold), or None where it predicts nothing. It knows nothing of the code tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from rlkernel.audit.boundaries import Layout
+from rlkernel.audit.values import distance, factor_between, listed, root_mean_square, sum_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -21,7 +23,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2e-2, to
 class Scene:
     """All ranks' tensors of one boundary, what each should hold, and what else is known.
 
-    before: what each should have held in the step before. vectors: the state's 1-D tensors.
+    before: what each should have held in the step before. vectors: the state's 1-D tensors. whole:
+    dense tensors that may have been added behind the sum, by name. coarse: the dtype in which the
+    block computes, where that is coarser than the boundary's own. noise: an RMS below which a
+    gradient is nothing but rounding.
     """
 
     name: str
@@ -30,10 +35,20 @@ class Scene:
     layouts: Sequence[Layout]
     before: Sequence[Tensor] | None = None
     vectors: Mapping[str, Tensor] = field(default_factory=dict)
+    whole: Mapping[str, Tensor] = field(default_factory=dict)
+    coarse: torch.dtype = torch.float64
+    noise: float = 0.0
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE.get(self.due[0].dtype, 1e-5)
+        return max(TOLERANCE.get(kind, 1e-5) for kind in (self.coarse, self.due[0].dtype))
+
+    def as_sums(self) -> Scene:
+        """The same with one member a class: what its ranks' tensors add up to."""
+        classes = self.classes()
+        held, first = [sum_of(self.held, c) for c in classes], [c[0] for c in classes]
+        due, layouts = [self.due[r] for r in first], [self.layouts[r] for r in first]
+        return replace(self, held=held, due=due, layouts=layouts, before=None)
 
     def classes(self) -> list[list[int]]:
         """Ranks that should hold the same slice, in rank order: who would be summed with whom."""
@@ -44,7 +59,7 @@ class Scene:
 
     def fits(self, pairs) -> float:
         """Largest relative L2 distance of (tensor, prediction) pairs; infinite for other shapes."""
-        return max((_distance(a, b) for a, b in pairs), default=float("inf"))
+        return max((distance(a, b) for a, b in pairs), default=float("inf"))
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,13 @@ def diagnose(scene: Scene) -> Finding:
     off = _off_as_partials(scene) if partial else scene.fits(zip(scene.held, scene.due))
     if off <= scene.tolerance:
         return Finding(scene.name, "equal", f"{scene.name}: as it should be", off, off, "certain")
+    if max(map(root_mean_square, (*scene.held, *scene.due))) < scene.noise:
+        text = f"{scene.name}: nothing but rounding, here and in the dense block"
+        return Finding(scene.name, "equal", text, 0.0, 0.0, "certain")
+    extra = _added(scene.as_sums()) if partial else None
+    if extra and extra[1] == -1:
+        text = f"{scene.name}: partials without {extra[0]}, which is due once, behind the sum"
+        return Finding(scene.name, "equal", text, extra[2], extra[2], "certain")
     found = []
     for hypothesis in PARTIAL_HYPOTHESES if partial else HYPOTHESES:
         answer = hypothesis(scene)
@@ -81,9 +103,10 @@ def diagnose(scene: Scene) -> Finding:
             found.append(answer)
     if not found:
         text = f"{scene.name}: wrong by {off:.1e} in relative L2, and no known cause predicts it"
+        text += "" if partial else _apart(scene)
         return Finding(scene.name, "unknown", text, off, off, "unsure")
     kind, text, residual = found[0]
-    also = tuple(other for other, *_ in found[1:])
+    also = tuple(dict.fromkeys(other for other, *_ in found[1:] if other != kind))
     clear = not also and off > 10 * scene.tolerance
     why = (
         f"this predicts the ranks' values to {residual:.0e}, what should be there is {off:.0e} off"
@@ -92,6 +115,14 @@ def diagnose(scene: Scene) -> Finding:
         scene.name, kind, f"{scene.name}: {text}; {why}", residual, off,
         "certain" if clear else "unsure", also,
     )  # fmt: skip
+
+
+def _apart(scene: Scene) -> str:
+    """Which ranks are right and which are not, where they differ in that."""
+    pairs = enumerate(zip(scene.held, scene.due))
+    right = [rank for rank, (h, d) in pairs if distance(h, d) <= scene.tolerance]
+    wrong = [rank for rank in range(len(scene.held)) if rank not in right]
+    return f"; ranks {listed(right)} are right, ranks {listed(wrong)} are not" if right else ""
 
 
 Answer = tuple[str, str, float] | None  # kind, sentence, distance between prediction and ranks
@@ -105,7 +136,7 @@ def _stale(scene: Scene) -> Answer:
 
 
 def _scaled(scene: Scene) -> Answer:
-    factor = _factor(scene.held, scene.due)
+    factor = factor_between(scene.held, scene.due)
     size = max(map(len, scene.classes()))
     residual = scene.fits((h, factor * d) for h, d in zip(scene.held, scene.due))
     if abs(factor - size) < 1e-2 * size and size > 1:
@@ -127,8 +158,9 @@ def _swapped(scene: Scene) -> Answer:
     """Each rank holds what some other rank should."""
     found = []
     for rank, held in enumerate(scene.held):
-        distances = [_distance(held, due) for due in scene.due]
-        best = min(range(len(distances)), key=distances.__getitem__)
+        distances = [distance(held, due) for due in scene.due]
+        right = distances[rank] <= scene.tolerance
+        best = rank if right else min(range(len(distances)), key=distances.__getitem__)
         found.append((rank, best, distances[best]))
     moved = [f"rank {rank} holds that of rank {owner}" for rank, owner, _ in found if rank != owner]
     if not moved:
@@ -161,8 +193,8 @@ def _missing(scene: Scene) -> Answer:
     # Summands of different shards are never equal: what is equal was summed or scaled already.
     if not groups or any(len(_equal_parts(scene, ranks)) < len(ranks) for ranks in groups):
         return None
-    sums = scene.fits((_sum(scene.held, c), scene.due[c[0]]) for c in scene.classes())
-    ranks = " and ".join(f"ranks {_ranks(group)}" for group in groups)
+    sums = scene.fits((sum_of(scene.held, c), scene.due[c[0]]) for c in scene.classes())
+    ranks = " and ".join(f"ranks {listed(group)}" for group in groups)
     text = f"the sum over {ranks} is missing: each holds its own partial, and these add up"
     return "missing", text, sums
 
@@ -174,8 +206,8 @@ def _subset(scene: Scene) -> Answer:
         parts = _equal_parts(scene, ranks)
         if not 1 < len(parts) < len(ranks):
             return None
-        pairs.append((_sum(scene.held, [part[0] for part in parts]), scene.due[ranks[0]]))
-        found.append(" and ".join(map(_ranks, parts)))
+        pairs.append((sum_of(scene.held, [part[0] for part in parts]), scene.due[ranks[0]]))
+        found.append(" and ".join(map(listed, parts)))
     text = (
         f"ranks agree only within {'; within '.join(found)}, and one of each adds up to the right "
         f"value: the sum between these parts is missing (or the sum ran over too small a group)"
@@ -190,26 +222,60 @@ def _crossed(scene: Scene) -> Answer:
         return None
     whole = torch.stack([scene.due[ranks[0]].double() for ranks in classes]).sum(0)
     lanes = [list(lane) for lane in zip(*classes)]
-    pairs = [(_sum(scene.held, ranks), whole) for ranks in classes]
+    pairs = [(sum_of(scene.held, ranks), whole) for ranks in classes]
     pairs += [(scene.held[rank], scene.held[lane[0]]) for lane in lanes for rank in lane[1:]]
-    ran, due = ", ".join(map(_ranks, lanes)), ", ".join(map(_ranks, classes))
+    ran, due = ", ".join(map(listed, lanes)), ", ".join(map(listed, classes))
     text = f"the sum ran over the wrong group: over {ran} instead of {due}"
     return "wrong_group", text, scene.fits(pairs)
 
 
 def _offset(scene: Scene) -> Answer:
-    """A vector of the state is added too often."""
+    """A vector of the state is added too often, or not at all."""
+    found = _added(scene)
+    if found is None:
+        return None
+    name, times, residual = found
+    return "added_again", f"{name} is added {times + 1} times instead of once", residual
+
+
+def _offset_partials(scene: Scene) -> Answer:
+    return _offset(scene.as_sums())
+
+
+def _added(scene: Scene) -> tuple[str, int, float] | None:
+    """(vector, how many times it is added beyond what is due, residual) if that explains all."""
     if any(h.shape != d.shape or d.ndim < 2 for h, d in zip(scene.held, scene.due)):
         return None
     gaps = [h.double() - d.double() for h, d in zip(scene.held, scene.due)]
     for name, vector in scene.vectors.items():
         if len(vector) != gaps[0].shape[-1] or not vector.any():
             continue
-        times = round(_factor(gaps, [vector.expand_as(gap) for gap in gaps]))
+        factor = factor_between(gaps, [vector.expand_as(gap) for gap in gaps])
+        times = round(factor) if math.isfinite(factor) else 0
         predicted = [due.double() + times * vector.double() for due in scene.due]
         residual = scene.fits(zip(scene.held, predicted))
         if times and residual <= scene.tolerance:
-            return "added_again", f"{name} is added {times + 1} times instead of once", residual
+            return name, times, residual
+    return None
+
+
+def _behind(scene: Scene) -> Answer:
+    """The sum went wrong, and something whole was added behind it: a bias, a residual."""
+    if any(h.shape != d.shape for h, d in zip(scene.held, scene.due)):
+        return None
+    for name, rest in {**scene.vectors, **scene.whole}.items():
+        fits = rest.shape == scene.due[0].shape or rest.shape == scene.due[0].shape[-1:]
+        if not fits or not rest.any():
+            continue
+        inner = replace(
+            scene,
+            held=[h.double() - rest.double() for h in scene.held],
+            due=[d.double() - rest.double() for d in scene.due],
+        )
+        for hypothesis in (_scaled, _missing, _subset):
+            answer = hypothesis(inner)
+            if answer and answer[0] != "scaled" and answer[2] <= scene.tolerance:
+                return answer[0], f"{answer[1]} ({name} was added behind it)", answer[2]
     return None
 
 
@@ -219,8 +285,8 @@ def _summed_already(scene: Scene) -> Answer:
 
 
 def _scaled_partials(scene: Scene) -> Answer:
-    sums = [(_sum(scene.held, c), scene.due[c[0]]) for c in scene.classes()]
-    factor = _factor([s for s, _ in sums], [d for _, d in sums])
+    sums = [(sum_of(scene.held, c), scene.due[c[0]]) for c in scene.classes()]
+    factor = factor_between([s for s, _ in sums], [d for _, d in sums])
     residual = scene.fits((s, factor * d.double()) for s, d in sums)
     return "scaled", f"the ranks' partials add up to {factor:.4g} times the right value", residual
 
@@ -228,45 +294,18 @@ def _scaled_partials(scene: Scene) -> Answer:
 def _stale_partials(scene: Scene) -> Answer:
     if scene.before is None:
         return None
-    residual = scene.fits((_sum(scene.held, c), scene.before[c[0]]) for c in scene.classes())
+    residual = scene.fits((sum_of(scene.held, c), scene.before[c[0]]) for c in scene.classes())
     return "stale", "the ranks' partials add up to the value of the step before", residual
 
 
 HYPOTHESES = (
-    _stale, _scaled, _swapped, _not_gathered, _missing, _subset, _crossed, _offset,
+    _stale, _scaled, _swapped, _not_gathered, _missing, _subset, _crossed, _offset, _behind,
 )  # fmt: skip
-PARTIAL_HYPOTHESES = (_stale_partials, _summed_already, _scaled_partials)
-
-
-# -- small things ----------------------------------------------------------------------------------
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """||a - b|| / ||b||, infinite for other shapes or values that are no numbers."""
-    if a.shape != b.shape:
-        return float("inf")
-    a, b = a.double(), b.double()
-    gap = (a - b).norm().item()
-    if gap != gap:
-        return float("inf")
-    return gap / max(b.norm().item(), 1e-12)
-
-
-def _factor(held: Sequence[Tensor], due: Sequence[Tensor]) -> float:
-    """The one number c that brings c * due closest to what all ranks hold."""
-    pairs = [(h.double(), d.double()) for h, d in zip(held, due) if h.shape == d.shape]
-    square = sum((d * d).sum().item() for _, d in pairs)
-    return sum((h * d).sum().item() for h, d in pairs) / max(square, 1e-30)
-
-
-def _sum(held: Sequence[Tensor], ranks: Sequence[int]) -> Tensor:
-    if len({held[r].shape for r in ranks}) > 1:
-        return torch.zeros(0)
-    return torch.stack([held[r].double() for r in ranks]).sum(0)
+PARTIAL_HYPOTHESES = (_stale_partials, _summed_already, _scaled_partials, _offset_partials)
 
 
 def _off_as_partials(scene: Scene) -> float:
-    return scene.fits((_sum(scene.held, c), scene.due[c[0]]) for c in scene.classes())
+    return scene.fits((sum_of(scene.held, c), scene.due[c[0]]) for c in scene.classes())
 
 
 def _equal_parts(scene: Scene, ranks: Sequence[int]) -> list[list[int]]:
@@ -278,7 +317,3 @@ def _equal_parts(scene: Scene, ranks: Sequence[int]) -> list[list[int]]:
         else:
             twin.append(rank)
     return parts
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return "{" + ", ".join(map(str, ranks)) + "}"

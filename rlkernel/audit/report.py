@@ -15,6 +15,7 @@ from torch import Tensor
 from rlkernel import compare
 from rlkernel.audit.boundaries import Boundaries, Layout, Reference
 from rlkernel.audit.diagnose import Finding, Scene, diagnose
+from rlkernel.audit.values import root_mean_square
 from rlkernel.collectives.comm import Comm
 
 REPEATS = 6
@@ -45,7 +46,7 @@ def audit(dense: Dense, twin: Twin, comm: Comm, seed: int) -> dict[str, object]:
         "boundary": wrong.boundary if wrong else None,
         "kind": wrong.kind if wrong else "clean",
         "sure": wrong.sure if wrong else "certain",
-        "says": wrong.sentence if wrong else _clean(findings),
+        "says": wrong.sentence if wrong else _clean(findings, second),
         "findings": [asdict(f) for f in findings],
     }
 
@@ -55,14 +56,44 @@ def _step(due: Reference, mine: Boundaries, before: Reference | None, comm: Comm
     held = comm.collect({name: (t.detach().cpu(), layout) for name, (t, layout) in mine.items()})
     _check_names(held, due)
     vectors = {n: v.cpu() for n, v in due.state_dict.items() if v.ndim == 1}
-    scenes = []
+    dense = {name: value.detach().cpu() for name, value in due.boundaries.items()}
+    whole = {"x": due.x.cpu(), **_behind_a_sum(held, dense)}
+    findings = []
     for name in held[0]:
         layouts = [rank[name][1] for rank in held]
-        then = _slices(before.boundaries[name], layouts) if before else None
-        tensors = [rank[name][0] for rank in held]
-        now = _slices(due.boundaries[name], layouts)
-        scenes.append(Scene(name, tensors, now, layouts, then, vectors))
-    return [diagnose(scene) for scene in scenes]
+        scene = Scene(
+            name,
+            [rank[name][0] for rank in held],
+            _slices(dense[name], layouts),
+            layouts,
+            _slices(before.boundaries[name], layouts) if before else None,
+            vectors,
+            whole,
+            due.x.dtype,
+            _noise(dense) if name.endswith(".grad") else 0.0,
+        )
+        findings.append(diagnose(scene))
+    return findings
+
+
+def _behind_a_sum(held: list[Mapping], dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a block may add to a sum before anybody sees it: the input's gradient to the residual,
+    and whatever stands between a partial and the output.
+    """
+    found = {name: dense[name] for name in ("output.grad",) if name in dense}
+    output = dense.get("output")
+    for name, (_, layout) in held[0].items():
+        if layout.partial and output is not None and dense[name].shape == output.shape:
+            found[f"what stands between {name} and output"] = output - dense[name]
+    return found
+
+
+def _noise(dense: Mapping[str, Tensor]) -> float:
+    """An RMS so far below the block's gradients that only rounding is left of one."""
+    sizes = sorted(
+        root_mean_square(value) for name, value in dense.items() if name.endswith(".grad")
+    )
+    return 1e-6 * sizes[len(sizes) // 2] if sizes else 0.0
 
 
 def _slices(dense: Tensor, layouts: list[Layout]) -> list[Tensor]:
@@ -86,15 +117,25 @@ def _unsteady(
     ]
 
 
-def _clean(findings: list[Finding]) -> str:
+def _clean(findings: list[Finding], due: Reference) -> str:
+    """What was seen, and what could not show: unlisted boundaries, vectors that are all zero."""
     worst = max(findings, key=lambda f: f.off)
-    return (
+    text = (
         f"all {len(findings)} boundaries are as they should be in two steps; the largest distance "
         f"is {worst.off:.0e}, at {worst.boundary}; {REPEATS} repeats change no bit"
     )
+    unseen = sorted(set(due.boundaries) - {f.boundary for f in findings})
+    if unseen:
+        text += f"; NOT looked at, because the twin does not list them: {', '.join(unseen)}"
+    zero = sorted(n for n, v in due.state_dict.items() if v.ndim == 1 and not v.any())
+    if zero:
+        text += f"; {', '.join(zero)} is all zero, so adding it too often could not show"
+    return text
 
 
 def _check_names(held: list[Mapping], due: Reference) -> None:
+    if not held[0]:
+        raise ValueError("the twin lists no boundary: it returned an empty mapping")
     for rank, other in enumerate(held):
         if list(other) != list(held[0]):
             odd = sorted(set(other) ^ set(held[0])) or "their order"

@@ -1,5 +1,5 @@
-"""The faults of each reconstructed block: every collective left out, doubled, averaged or on the
-wrong group, and what else goes wrong in practice. Imports no torch.
+"""The faults of each reconstructed block: its forward and its backward sum broken in every way,
+sums of parameter gradients left out, and what else goes wrong in practice. Imports no torch.
 """
 
 from __future__ import annotations

@@ -31,10 +31,12 @@ COVERED = (
     "block with RoPE",
     "real ranks in processes of their own: P = 2, 4 and 8, KV heads replicated where P exceeds "
     "them, FP32 and BF16, sequence parallel",
-    "every collective left out, doubled, averaged and on the wrong group; KV gradients not summed, "
-    "swapped shards, a stale gradient, a sum in arrival order: each seen where it must show first",
+    "the forward and the backward sum each left out, doubled, averaged and on the wrong group; "
+    "sums of parameter gradients left out, that of KV replicas also doubled; swapped shards, "
+    "a stale gradient, a sum in arrival order: each seen where it must show first",
 )
 NOT_COVERED = (
+    "torch's own styles beyond P = 2: they would cut through a KV head",
     "performance and communication cost; Megatron-Core itself, whose classes are not imported",
     "FlashAttention, packed sequences, fused QKV layouts, dropout and its random state",
     "context parallelism, FP8, pipeline parallelism, distributed optimizer state",

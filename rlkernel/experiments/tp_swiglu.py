@@ -24,8 +24,9 @@ SIZES = {
 COVERED = (
     "forward, loss, input and parameter gradients and one SGD step of one pre-RMSNorm SwiGLU block",
     "real ranks in processes of their own: P = 2, 4 and 8, FP32 and BF16, sequence parallel",
-    "every collective left out, doubled, averaged and on the wrong group; swapped shards, a bias "
-    "added P times, a stale gradient, a sum in arrival order: each seen where it must show first",
+    "the forward and the backward sum each left out, doubled, averaged and on the wrong group; "
+    "sums of parameter gradients left out; swapped shards, a bias added P times, a stale gradient, "
+    "a sum in arrival order: each seen where it must show first",
 )
 NOT_COVERED = (
     "self-attention or a complete Transformer block",

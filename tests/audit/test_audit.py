@@ -87,6 +87,7 @@ def test_verdicts_and_summary(two):
         ({"dense": "x:y"}, "give both --dense and --twin"),
         ({"dense": "no_such:f", "twin": "no_such:g"}, "'no_such:f' was not found"),
         ({"dense": "json", "twin": "json"}, "'json' was not found: expected module:function"),
+        ({"dense": "json:load", "twin": "json:lods"}, "function in json: lods; did you mean load"),
         ({"dense": "json:loads", "twin": "json:loads", "fault": "all"}, "goes into the rec"),
         ({"fault": "missing_kv_reduce", "block": "swiglu"}, "cannot show in swiglu"),
         ({"fault": "missing_forward_reduces"}, "did you mean missing_forward_reduce"),

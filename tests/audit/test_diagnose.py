@@ -107,3 +107,51 @@ def test_bf16_is_judged_by_its_own_steps():
     due = [dense] * 4
     assert diagnose(scene([(DENSE * 1.002).bfloat16()] * 4, due=due)).right
     assert diagnose(scene([p.bfloat16() for p in PARTS], due=due)).kind == "missing"
+
+
+def test_what_is_added_behind_the_sum_does_not_hide_the_cause():
+    """y = sum + bias, and y = x + sum: the sum went wrong, the rest is whole on every rank."""
+    for rest, where in ((BIAS, {"vectors": {"bias": BIAS}}), (BEFORE, {"whole": {"x": BEFORE}})):
+        due = [DENSE + rest] * 4
+        for kind, held in (
+            ("missing", [part + rest for part in PARTS]),
+            ("doubled", [DENSE * 4 + rest] * 4),
+            ("averaged", [DENSE / 4 + rest] * 4),
+        ):
+            finding = diagnose(scene(held, due=due, **where))
+            assert (finding.kind, finding.sure) == (kind, "certain"), finding
+            assert "was added behind it" in finding.sentence
+
+
+def test_a_bias_in_every_partial_and_one_that_is_due_behind_the_sum():
+    due, vectors = [DENSE + BIAS] * 4, {"bias": BIAS}
+    each = scene([p + BIAS for p in PARTS], [PARTIAL] * 4, due, vectors=vectors)
+    assert "bias is added 4 times instead of once" in diagnose(each).sentence
+    behind = diagnose(scene(PARTS, [PARTIAL] * 4, due, vectors=vectors))
+    assert behind.right and "due once, behind the sum" in behind.sentence
+
+
+def test_rounding_noise_is_no_gradient():
+    tiny = [part * 1e-9 for part in PARTS]
+    assert diagnose(scene(tiny, due=[DENSE * 1e-9] * 4, noise=1e-7)).right
+    assert not diagnose(scene(tiny, due=[DENSE * 1e-9] * 4)).right
+    assert not diagnose(scene(PARTS, noise=1e-7)).right
+
+
+def test_a_coarser_block_is_judged_by_its_own_dtype():
+    held = [DENSE * (1 + 1e-3)] * 4
+    assert diagnose(scene(held, coarse=torch.bfloat16)).right and not diagnose(scene(held)).right
+
+
+def test_no_number_beside_a_vector_of_that_width():
+    held = [DENSE.clone() for _ in range(4)]
+    held[1][0, 0] = float("nan")
+    finding = diagnose(scene(held, vectors={"bias": BIAS}))
+    assert finding.kind == "unknown" and "ranks {0, 2, 3} are right" in finding.sentence
+
+
+def test_replicas_that_are_right_are_not_accused():
+    layouts = [shard(0, index, 2) for index in (0, 0, 1, 1)]
+    held = [HALVES[0], HALVES[0], HALVES[0], HALVES[1]]
+    sentence = diagnose(scene(held, layouts)).sentence
+    assert "rank 2 holds that of rank" in sentence and "rank 1" not in sentence.split(":")[1][:60]
