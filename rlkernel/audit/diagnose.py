@@ -86,13 +86,14 @@ class Finding:
 def diagnose(scene: Scene) -> Finding:
     """Try every hypothesis on one boundary; the first that fits is the finding."""
     partial = scene.layouts[0].partial
-    off = _off_as_partials(scene) if partial else scene.fits(zip(scene.held, scene.due))
+    whole = scene.as_sums() if partial else scene
+    off = whole.fits(zip(whole.held, whole.due))
     if off <= scene.tolerance:
         return Finding(scene.name, "equal", f"{scene.name}: as it should be", off, off, "certain")
     if max(map(root_mean_square, (*scene.held, *scene.due))) < scene.noise:
         text = f"{scene.name}: nothing but rounding, here and in the dense block"
         return Finding(scene.name, "equal", text, 0.0, 0.0, "certain")
-    extra = _added(scene.as_sums()) if partial else None
+    extra = _added(whole) if partial else None
     if extra and extra[1] == -1:
         text = f"{scene.name}: partials without {extra[0]}, which is due once, behind the sum"
         return Finding(scene.name, "equal", text, extra[2], extra[2], "certain")
@@ -285,9 +286,9 @@ def _summed_already(scene: Scene) -> Answer:
 
 
 def _scaled_partials(scene: Scene) -> Answer:
-    sums = [(sum_of(scene.held, c), scene.due[c[0]]) for c in scene.classes()]
-    factor = factor_between([s for s, _ in sums], [d for _, d in sums])
-    residual = scene.fits((s, factor * d.double()) for s, d in sums)
+    sums = scene.as_sums()
+    factor = factor_between(sums.held, sums.due)
+    residual = sums.fits((s, factor * d.double()) for s, d in zip(sums.held, sums.due))
     return "scaled", f"the ranks' partials add up to {factor:.4g} times the right value", residual
 
 
@@ -302,10 +303,6 @@ HYPOTHESES = (
     _stale, _scaled, _swapped, _not_gathered, _missing, _subset, _crossed, _offset, _behind,
 )  # fmt: skip
 PARTIAL_HYPOTHESES = (_stale_partials, _summed_already, _scaled_partials, _offset_partials)
-
-
-def _off_as_partials(scene: Scene) -> float:
-    return scene.fits((sum_of(scene.held, c), scene.due[c[0]]) for c in scene.classes())
 
 
 def _equal_parts(scene: Scene, ranks: Sequence[int]) -> list[list[int]]:

@@ -57,7 +57,7 @@ def _step(due: Reference, mine: Boundaries, before: Reference | None, comm: Comm
     _check_names(held, due)
     vectors = {n: v.cpu() for n, v in due.state_dict.items() if v.ndim == 1}
     dense = {name: value.detach().cpu() for name, value in due.boundaries.items()}
-    whole = {"x": due.x.cpu(), **_behind_a_sum(held, dense)}
+    whole, noise = {"x": due.x.cpu(), **_behind_a_sum(held, dense)}, _noise(dense)
     findings = []
     for name in held[0]:
         layouts = [rank[name][1] for rank in held]
@@ -70,7 +70,7 @@ def _step(due: Reference, mine: Boundaries, before: Reference | None, comm: Comm
             vectors,
             whole,
             due.x.dtype,
-            _noise(dense) if name.endswith(".grad") else 0.0,
+            noise if name.endswith(".grad") else 0.0,
         )
         findings.append(diagnose(scene))
     return findings
