@@ -38,12 +38,14 @@ LAZY = {
     ("pages", "rlkernel.experiments"),  # what parameters does a notebook's experiment take?
     ("pages", "rlkernel.run.launch"),  # measure what a notebook is about to show
     ("__main__", "rlkernel.pages"),  # report, notebook, sweep, readme
+    ("ffn", "rlkernel.run.timing"),  # the protocol of everything that is timed
 }
 # Who may import what from outside the standard library. What is not here is no dependency.
 NUMERIC = {"contract", "compare", "kernels", "collectives", "ffn", "overlap", "reconstruct"}
 NUMERIC |= {"audit", "plugin", "experiments", "run"}
 FOREIGN = {"torch": NUMERIC, "triton": {"kernels", "overlap"}, "matplotlib": {"figures"}}
 FOREIGN["numpy"] = NUMERIC | {"figures"}
+FOREIGN["transformers"] = {"ffn"}
 FOREIGN |= {
     name: {"pages"}
     for name in ("IPython", "ipykernel", "ipywidgets", "jupyter_client", "jupyter_core", "nbclient")

@@ -17,7 +17,7 @@ import difflib
 import importlib
 from types import ModuleType
 
-NAMES = ("preflight", "tp-swiglu", "tp-gqa", "audit")
+NAMES = ("preflight", "tp-swiglu", "tp-gqa", "audit", "det-ffn")
 
 
 def load(name: str) -> ModuleType:

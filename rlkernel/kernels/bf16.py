@@ -1,10 +1,11 @@
-"""BF16 inside a kernel: rounding to nearest even and the dot of a chain, right in the interpreter.
+"""BF16 inside a kernel: conversions and the dot of a chain, right in the interpreter as well.
 
-Triton's interpreter truncates where FP32 becomes BF16 and multiplies raw 16-bit patterns in a BF16
-dot; its FP32 dot is numpy's matmul, whose order of additions changes with the block. Kernels
-therefore take both from here. Compiled, they are the plain Triton operations and cost nothing.
-Interpreted, they follow the CPU's contract: one FP32 accumulator over ascending k, a multiply and
-an add that round by themselves (contract.chain).
+Triton's interpreter truncates where FP32 becomes BF16, loses the low bits of a subnormal where BF16
+becomes FP32, and multiplies raw 16-bit patterns in a BF16 dot; its FP32 dot is numpy's matmul,
+whose order of additions changes with the block. Kernels therefore take all of these from here.
+Compiled, they are the plain Triton operations and cost nothing. Interpreted, they follow the CPU's
+contract: one FP32 accumulator over ascending k, a multiply and an add that round by themselves
+(contract.chain).
 
 TRITON_INTERPRET must be set before this module is imported.
 """
@@ -36,6 +37,11 @@ if INTERPRETED:
         kind = tl.block_type(tl.bfloat16, x.type.shape) if x.type.is_block() else tl.bfloat16
         return tl.tensor(TensorHandle(kept, tl.bfloat16), kind)
 
+    def to_fp32(x):
+        """BF16 or FP32 -> FP32, exact."""
+        kind = tl.block_type(tl.float32, x.type.shape) if x.type.is_block() else tl.float32
+        return tl.tensor(TensorHandle(_float32(x), tl.float32), kind)
+
     def _float32(x) -> np.ndarray:
         """The values of a BF16 or FP32 tensor of the interpreter."""
         data = np.atleast_1d(x.handle.data)
@@ -57,11 +63,16 @@ else:
         """FP32 -> BF16, to nearest even."""
         return x.to(tl.bfloat16)
 
+    @triton.jit
+    def to_fp32(x):
+        """BF16 or FP32 -> FP32, exact."""
+        return x.to(tl.float32)
+
 
 @triton.jit
 def rounded(x, BF16: tl.constexpr):
     """What a leaf or joint keeps, as FP32: rounded to BF16, or FP32 as it is."""
     if BF16:
-        return to_bf16(x).to(tl.float32)
+        return to_fp32(to_bf16(x))
     else:
         return x

@@ -1,9 +1,11 @@
 """Device memory that outlives a launch: arrival counters, zero whenever no kernel is using them.
 
-Kernels that split a tile over programs count arrivals modulo the number of parts, so a counter is
-zero again when the last part has come, and needs no reset. Two launches that run at the same time
-must not share one: eager launches take the counters of their stream, and each launch captured into
-a CUDA graph gets counters of its own, because two graphs may be replayed side by side.
+Kernels that split a tile over programs count arrivals; the last part to come sets its counter back
+to zero, so the next launch finds zeros however many parts either of them has. (A count modulo the
+parts would leave a residue for a launch with other parts.) Two launches that run at the same time
+must not share a counter: eager launches take the counters of their stream, and each launch
+captured into a CUDA graph gets counters of its own, because two graphs may be replayed side by
+side.
 """
 
 from __future__ import annotations

@@ -89,9 +89,10 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
 def place(params: object, cases: list[Case], environment: dict) -> tuple[str, str | None]:
     """("cpu" or "cuda", why that is impossible here or None).
 
-    A `target` parameter decides; "auto", and none at all, takes GPUs where there are enough.
+    A `target` or `device` parameter decides; "auto", and none at all, takes GPUs where there are
+    enough.
     """
-    target = getattr(params, "target", "auto")
+    target = getattr(params, "target", getattr(params, "device", "auto"))
     needed = max(case.grid.size for case in cases)
     usable = _visible(len(environment["gpus"])) if "+cpu" not in (environment["torch"] or "") else 0
     if target == "cuda" and usable < needed:

@@ -1,0 +1,232 @@
+"""Which schedule computes which shape. A choice changes the time, never the bits.
+
+    twin     plain torch on the CPU: the contract itself
+    tile     Triton, a program a tile of C, pointer loads; any strides, any backend
+    decode   Triton, M <= 128: the leaves spread over programs; bound by reading b once
+    hopper   Gluon on SM90: persistent, warp-specialised, TMA and wgmma; bound by the tensor cores
+    library  torch.mm: chains only, on shapes where this device has proven it equal
+
+The census (census.py) compares all of them on the device that it runs on. What fails is refused
+there by name (`refuse`) and not chosen again in this process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlkernel.contract import ReductionTree
+from rlkernel.kernels import bf16, gemm_decode, gemm_tree, reference, swiglu, swiglu_decode
+from rlkernel.kernels.workspace import counters
+
+CHAIN = ReductionTree(1, "fp32")
+FEW_ROWS = 64  # of a GEMM: up to here the weights are read once and nothing else counts
+FEW_ROWS_GATE_UP = 128  # of gate and up together: twice the weights for the same rows
+LIBRARY_ROWS = 512  # below, the library may split K
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule by name and how it is cut; config None lets the kernel choose."""
+
+    schedule: str
+    config: object = None
+
+    def __str__(self) -> str:
+        return self.schedule if self.config is None else f"{self.schedule} {self.config}"
+
+
+_refused: dict[tuple[str, str], str] = {}
+_proven: dict[tuple, bool] = {}
+
+
+def refuse(schedule: str, contract: str, reason: str) -> None:
+    """Never choose that schedule for that contract again in this process."""
+    _refused[schedule, contract] = reason
+
+
+def refused() -> dict[str, str]:
+    """`decode under tree8.bf16` -> why."""
+    return {f"{schedule} under {contract}": why for (schedule, contract), why in _refused.items()}
+
+
+# -- GEMM ------------------------------------------------------------------------------------------
+
+
+def gemm(
+    a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree, choice: Choice | None = None
+) -> Choice:
+    """out[M, N] = a[M, K] @ b[K, N] under `tree`; a and b BF16, out BF16 or FP32, any strides.
+
+    Returns the choice that ran. Raises ValueError or TypeError before anything is launched.
+    """
+    choice = choice or choose(a, b, out, tree)
+    if choice.schedule == "twin":
+        out.copy_(reference.gemm(a, b, tree, out.dtype))
+    elif choice.schedule == "library":
+        torch.mm(a, b, out=out)
+    elif choice.schedule == "hopper":
+        from rlkernel.kernels import hopper_gemm
+
+        arrivals = counters(a.device, hopper_gemm.counters_needed(a.shape[0], b.shape[1]))
+        hopper_gemm.hopper_gemm(a, b, out, tree, choice.config, arrivals)
+    else:
+        launch = {"tile": gemm_tree.gemm_tree, "decode": gemm_decode.gemm_decode}[choice.schedule]
+        launch(a, b, out, tree, choice.config)
+    return choice
+
+
+def choose(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> Choice:
+    """The schedule for these operands on their device."""
+    if a.device.type == "cpu":
+        return Choice("tile" if bf16.INTERPRETED else "twin")
+    few = min(a.shape[0], b.shape[1]) <= FEW_ROWS
+    for schedule in ("decode",) if few else ("library", "hopper", "decode"):
+        if _legal(schedule, a, b, out, tree):
+            return Choice(schedule)
+    return Choice("tile")
+
+
+def choices(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> list[Choice]:
+    """Every schedule and configuration that is legal for these operands: what a census compares."""
+    (m, k), n = a.shape, b.shape[1]
+    if a.device.type == "cpu" and not bf16.INTERPRETED:
+        return [Choice("twin")]
+    found = [Choice("tile", config) for config in gemm_tree.candidates(m, n, k, tree)]
+    if _legal("decode", a, b, out, tree):
+        along_k = b.stride(0) == 1
+        found += [
+            Choice("decode", config) for config in gemm_decode.candidates(m, n, k, tree, along_k)
+        ]
+    if _legal("hopper", a, b, out, tree):
+        from rlkernel.kernels import hopper_plan
+
+        bits = out.element_size() * 8
+        found += [
+            Choice("hopper", config) for config in hopper_plan.candidates(m, n, k, tree, bits)
+        ]
+    return found
+
+
+def _legal(schedule: str, a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> bool:
+    if (schedule, tree.name) in _refused:
+        return False
+    if schedule == "decode":
+        return gemm_decode.refuses(a, b, out, tree) is None
+    if schedule == "hopper":
+        return _hopper_allows(a, b, out, tree)
+    return _library_is_the_chain(a, b, out, tree)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _hopper_allows(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> bool:
+    if not _is_hopper(a.device) or not min(*a.shape, *b.shape):
+        return False
+    from rlkernel.kernels import hopper_gemm
+
+    try:
+        hopper_gemm.check(a, b, out, tree)
+    except ValueError:
+        return False
+    return True
+
+
+def _library_is_the_chain(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> bool:
+    """Whether torch.mm gives the chain's bits on this shape and device; tried once a shape.
+
+    The library picks its kernel by shape and layout, not by value, so one comparison on data whose
+    order of additions shows decides for the process. Nothing is tried while a graph is captured.
+    """
+    if tree.leaves > 1 or out.dtype != torch.bfloat16 or not _hopper_allows(a, b, out, tree):
+        return False
+    if min(a.shape[0], b.shape[1]) < LIBRARY_ROWS:
+        return False
+    key = (a.device, a.shape, a.stride(), b.shape, b.stride(), out.stride())
+    key += tuple(x.data_ptr() % 256 == 0 for x in (a, b, out))
+    if key not in _proven:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        left, right = (torch.empty_like(x).normal_() for x in (a, b))
+        ours, theirs = (torch.empty_like(out) for _ in range(2))
+        gemm(left, right, ours, tree, Choice("hopper"))
+        torch.mm(left, right, out=theirs)
+        _proven[key] = torch.equal(ours, theirs)
+    return _proven[key]
+
+
+# -- SwiGLU ----------------------------------------------------------------------------------------
+
+
+def gate_up(
+    x: Tensor, w_gate: Tensor, w_up: Tensor, *, save: bool = False, choice: Choice | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """silu(x @ w_gate.T) * (x @ w_up.T) for x[M, H], weights [I, H] -> (hidden, gate, up), [M, I].
+
+    gate and up are kept with `save` only. Two chains, rounded where the eager layer rounds.
+    """
+    if x.device.type == "cpu" and not bf16.INTERPRETED:
+        gate, up, hidden = reference.gate_up(x, w_gate, w_up)
+        return (hidden, gate, up) if save else (hidden, None, None)
+    hidden = x.new_empty(x.shape[0], w_gate.shape[0])
+    choice = choice or choose_gate_up(x, w_gate, w_up)
+    apart = choice.schedule == "tile"  # needs both products in memory, kept or not
+    gate, up = (torch.empty_like(hidden) for _ in range(2)) if save or apart else (None, None)
+    if choice.schedule == "decode":
+        swiglu_decode.gate_up_decode(x, w_gate, w_up, hidden, gate, up, choice.config)
+    elif choice.schedule == "hopper":
+        from rlkernel.kernels import hopper_swiglu
+
+        hopper_swiglu.hopper_gate_up(x, w_gate, w_up, hidden, gate, up, choice.config)
+    else:
+        for weight, product in ((w_gate, gate), (w_up, up)):
+            gemm(x, weight.t(), product, CHAIN)
+        swiglu.swiglu_forward(gate, up, hidden)
+    return (hidden, gate, up) if save else (hidden, None, None)
+
+
+def choose_gate_up(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Choice:
+    """The schedule for these operands; `tile` is two GEMMs and an element-wise pass."""
+    for schedule in ("decode", "hopper") if x.shape[0] <= FEW_ROWS_GATE_UP else ("hopper",):
+        if gate_up_allows(schedule, x, w_gate, w_up):
+            return Choice(schedule)
+    return Choice("tile")
+
+
+def gate_up_allows(schedule: str, x: Tensor, w_gate: Tensor, w_up: Tensor) -> bool:
+    if (schedule, "gate_up") in _refused:
+        return False
+    if schedule == "decode":
+        return swiglu_decode.refuses(x, w_gate, w_up, None, None, None) is None
+    if not _is_hopper(x.device):
+        return False
+    from rlkernel.kernels import hopper_swiglu
+
+    try:
+        hopper_swiglu.check(x, w_gate, w_up)
+    except ValueError:
+        return False
+    return True
+
+
+def swiglu_backward(d_hidden: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """-> (d_gate, d_up, hidden), [M, I]: one pass, rounded where eager autograd rounds."""
+    if gate.device.type == "cpu" and not bf16.INTERPRETED:
+        return *reference.swiglu_backward(d_hidden, gate, up), reference.swiglu_forward(gate, up)
+    d_gate, d_up, hidden = (torch.empty_like(gate) for _ in range(3))
+    swiglu.swiglu_backward(d_hidden, gate, up, d_gate, d_up, hidden)
+    return d_gate, d_up, hidden
+
+
+def path(x: Tensor, w_gate: Tensor, w_down: Tensor, tree: ReductionTree) -> str:
+    """`hopper + decode`: the schedules of gate/up and of down in a forward of these operands."""
+    if x.device.type == "cpu" and not bf16.INTERPRETED:
+        return "twin"
+    hidden = x.new_empty(x.shape[0], w_gate.shape[0])
+    out = x.new_empty(x.shape[0], w_down.shape[0])
+    first = choose_gate_up(x, w_gate, w_gate).schedule
+    return f"{first} + {choose(hidden, w_down.t(), out, tree).schedule}"

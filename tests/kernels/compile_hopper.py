@@ -1,0 +1,142 @@
+"""Compile the Hopper kernels for sm_90a without a GPU and print what ptxas made of them, as JSON.
+
+    python tests/kernels/compile_hopper.py [substring of a name ...]      every kernel without one
+
+One object a kernel: registers (at launch), spills (bytes), local (memory instructions), smem, hgmma
+(instructions in SASS), warnings (ptxas C75xx: serialised wgmma). A script of its own because
+compiling for a GPU and interpreting do not mix in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import triton  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
+
+from rlkernel.contract import ReductionTree  # noqa: E402
+from rlkernel.kernels.hopper_gemm import gemm_kernel  # noqa: E402
+from rlkernel.kernels.hopper_pipeline import REGISTERS  # noqa: E402
+from rlkernel.kernels.hopper_plan import Config, is_wide, shapes  # noqa: E402
+from rlkernel.kernels.hopper_swiglu import gate_up_kernel, gate_up_tiling  # noqa: E402
+from rlkernel.kernels.hopper_tma import operand_box, out_box  # noqa: E402
+
+TOOLS = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin"
+NUMBERS = {"M": "i32", "N": "i32", "K": "i32", "group": "i32"}
+
+
+def descriptor(box, dtype: str) -> str:
+    shape, layout = box
+    return f"tensordesc<{dtype}{list(shape)},{layout!r}>"
+
+
+def gemm(name: str, out_bits: int, config: Config, layout: str) -> GluonASTSource:
+    """The source of one GEMM kernel. layout "kn": A runs along K in memory, B along N."""
+    tree = ReductionTree.parse(name)
+    a_k, b_k = layout[0] == "k", layout[1] == "k"
+    fold, tiling = shapes(tree.leaves * 512, tree, out_bits, config, a_k, b_k)
+    word = "*fp32" if is_wide(tree, out_bits) else "*i32"
+    signature = {
+        "a_desc": descriptor(operand_box(64, tiling.bk, a_k), "bf16"),
+        "b_desc": descriptor(operand_box(tiling.bn, tiling.bk, b_k), "bf16"),
+        "out_desc": descriptor(out_box(fold.wide, out_bits), "bf16" if out_bits == 16 else "fp32"),
+        "scratch": word,
+        "partials": word,
+        "counters": "*i32",
+        **NUMBERS,
+        "F": "constexpr",
+        "T": "constexpr",
+    }
+    aligned = {(i,): [["tt.divisibility", 16]] for i in (3, 4, 5)}
+    return GluonASTSource(gemm_kernel, signature, {"F": fold, "T": tiling}, aligned)
+
+
+def gate_up(bn: int, keep: bool) -> GluonASTSource:
+    """The source of one gate/up kernel; keep: does it store gate and up, too?"""
+    tiling = gate_up_tiling(Config(bn, 1))
+    weight = descriptor(operand_box(bn // 2, tiling.bk, True), "bf16")
+    block = descriptor(out_box(False, 16), "bf16")
+    signature = {
+        "x_desc": descriptor(operand_box(64, tiling.bk, True), "bf16"),
+        "gate_weight_desc": weight,
+        "up_weight_desc": weight,
+        "hidden_desc": block,
+        "gate_desc": block,
+        "up_desc": block,
+        **NUMBERS,
+        "KEEP": "constexpr",
+        "T": "constexpr",
+    }
+    return GluonASTSource(gate_up_kernel, signature, {"KEEP": keep, "T": tiling})
+
+
+def production() -> Iterator[tuple[str, GluonASTSource]]:
+    """Every kernel that the wrappers can launch, by name: tree>bits/layout/bn/split."""
+    trees = (
+        "chain",
+        "tree2.bf16",
+        "tree4.bf16",
+        "tree8.bf16",
+        "tree2.fp32",
+        "tree4.fp32",
+        "tree8.fp32",
+    )
+    for tree, bits, layout, bn, split in product(
+        trees, (16, 32), ("kk", "kn", "mk", "mn"), (256, 128), (1, 2, 4, 8)
+    ):
+        if bits == 32 and tree.endswith(".bf16"):
+            continue
+        try:
+            source = gemm(tree, bits, Config(bn, split), layout)
+        except ValueError:
+            continue
+        yield f"{tree}>{bits}/{layout}/{bn}/{split}", source
+    for bn, keep in product((256, 128), (False, True)):
+        yield f"gate_up{'+keep' if keep else ''}/{bn}", gate_up(bn, keep)
+
+
+def report(source: GluonASTSource) -> dict:
+    """Compile with the options of a launch, assemble once more for ptxas's own words."""
+    options = {"num_warps": 4, "maxnreg": REGISTERS}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        ptx, cubin, again = (Path(folder) / name for name in ("k.ptx", "k.cubin", "again.cubin"))
+        ptx.write_text(kernel.asm["ptx"])
+        cubin.write_bytes(kernel.asm["cubin"])
+        words = _run(TOOLS / "ptxas", "-v", "-arch=sm_90a", ptx, "-o", again).stderr
+        sass = _run(TOOLS / "cuobjdump", "--dump-sass", cubin).stdout
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", words)[1]),
+        "spills": sum(int(n) for n in re.findall(r"(\d+) bytes spill", words)),
+        "local": len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        "smem": kernel.metadata.shared,
+        "hgmma": len(re.findall(r"\bHGMMA", sass)),
+        "warnings": re.findall(r"\(C75\d+\)[^\n]*", words),
+    }
+
+
+def _run(*command) -> subprocess.CompletedProcess:
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=True)
+
+
+def main(wanted: list[str]) -> None:
+    known = dict(production())
+    chosen = {n: s for n, s in known.items() if not wanted or any(w in n for w in wanted)}
+    if not chosen:
+        raise SystemExit(f"no kernel is called like {wanted}; known: {', '.join(known)}")
+    print(json.dumps({name: report(source) for name, source in chosen.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,61 @@
+"""What a compiled kernel is made of, without a GPU: registers, spills, instructions by name."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+
+BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+SASS = ("HGMMA", "HMMA", "UTMALDG", "LDGSTS", "HADD2", "HFMA2", "LDL", "STL")
+
+
+def describe(compiled) -> dict[str, object]:
+    """The facts of one result of triton.compile, for CUDA or HIP."""
+    return _nvidia(compiled) if "cubin" in compiled.asm else _amd(compiled)
+
+
+def _nvidia(compiled) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage = _run("cuobjdump", "--dump-resource-usage", cubin)
+        sass = _run("cuobjdump", "--dump-sass", cubin)
+    counts = count(sass, *SASS)
+    ptx = compiled.asm["ptx"]
+    return {
+        "registers": int(re.search(r"REG:(\d+)", usage)[1]),
+        "stack": int(re.search(r"STACK:(\d+)", usage)[1]),
+        "spills": counts["LDL"] + counts["STL"],
+        "shared": compiled.metadata.shared,
+        "sass": counts,
+        "ptx": {"wgmma": ptx.count("wgmma.mma_async"), "mma.sync": ptx.count("mma.sync")},
+    }
+
+
+def _amd(compiled) -> dict[str, object]:
+    text = compiled.asm["amdgcn"]
+
+    def number(name: str) -> int:
+        return int(re.search(rf"\.{name}:\s+(\d+)", text)[1])
+
+    return {
+        "registers": number("vgpr_count"),
+        "spills": number("vgpr_spill_count") + number("sgpr_spill_count"),
+        "shared": compiled.metadata.shared,
+        "mfma": len(re.findall(r"\bv_mfma", text)),
+        "hsaco": len(compiled.asm["hsaco"]),
+    }
+
+
+def count(sass: str, *names: str) -> dict[str, int]:
+    """How often each instruction stands in a SASS listing, whatever its suffixes."""
+    return {name: len(re.findall(rf"\b{name}\b", sass)) for name in names}
+
+
+def _run(tool: str, *words: object) -> str:
+    done = subprocess.run([BIN / tool, *words], capture_output=True, text=True, check=True)
+    return done.stdout

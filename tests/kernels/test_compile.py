@@ -1,0 +1,89 @@
+"""The portable kernels compiled for sm_90 and gfx942: matrix instructions there, no spills.
+
+Under this Python's Triton, and under that of the Python which RLKERNEL_TRITON36 names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("compile_only.py")
+ROOT = PROGRAM.parents[2]
+
+
+def interpreters():
+    yield pytest.param(sys.executable, id="here")
+    older = os.environ.get("RLKERNEL_TRITON36")
+    skip = pytest.mark.skipif(not older, reason="RLKERNEL_TRITON36 names no Python")
+    yield pytest.param(older, id="triton-3.6", marks=skip)
+
+
+@pytest.fixture(scope="module", params=interpreters())
+def kernels(request, tmp_path_factory):
+    """The rows of compile_only.py."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    command = [request.param, str(PROGRAM)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    if request.param != sys.executable:
+        assert rows[0]["triton"].startswith("3.6.")
+    return rows
+
+
+@pytest.mark.timeout(600)  # about forty seconds of work a Triton, on cores that others use as well
+def test_every_kernel_is_there_for_both_targets(kernels):
+    nvidia, amd = (
+        {row["kernel"] for row in kernels if row["target"] == target}
+        for target in ("sm_90", "gfx942")
+    )
+    assert nvidia == amd and len(nvidia) > 15
+    assert all(row["hsaco"] > 1000 for row in kernels if row["target"] == "gfx942")
+
+
+@pytest.mark.timeout(600)
+def test_nothing_spills(kernels):
+    for row in kernels:
+        assert row["spills"] == 0 and row.get("stack", 0) == 0, row
+        limit = 65536 if row["target"] == "gfx942" else 227 * 1024
+        assert row["shared"] <= limit, row
+
+
+@pytest.mark.timeout(600)
+def test_matrix_instructions(kernels):
+    """wgmma from 64 rows a tile on, mma.sync below; MFMA on CDNA."""
+    for row in kernels:
+        if not row["kernel"].startswith("gemm_tree"):
+            continue
+        if row["target"] == "gfx942":
+            assert row["mfma"] > 0, row
+        elif row["config"]["block_m"] >= 64:
+            assert row["sass"]["HGMMA"] > 0 and row["ptx"]["wgmma"] > 0, row
+        else:
+            assert row["sass"]["HMMA"] > 0, row
+
+
+@pytest.mark.timeout(600)
+def test_no_joint_became_the_start_of_a_dot(kernels):
+    """x + dot(a, b, 0) must not turn into dot(a, b, x): every joint is still an addition."""
+    for row in kernels:
+        if row["kernel"].startswith("gemm_tree"):
+            _, shape, tree, _ = row["kernel"].split()
+            leaves = 1 if tree == "chain" else int(tree[4 : tree.index(".")])
+            present = min(leaves, int(shape.split("x")[2]))
+            assert row["sums"] == present - 1 + 1, row  # and the zero that the dots start from
+
+
+@pytest.mark.timeout(600)
+def test_joints_are_packed_on_hopper(kernels):
+    """Two BF16 sums an instruction: 7 joints of a 128 x 128 tile over 256 threads are 224."""
+    name = "gemm_tree 4096x4096x12288 tree8.bf16 bf16"
+    (row,) = (row for row in kernels if (row["target"], row["kernel"]) == ("sm_90", name))
+    assert row["sass"]["HADD2"] + row["sass"]["HFMA2"] == 224, row
