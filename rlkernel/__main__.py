@@ -3,8 +3,9 @@
 Flags are made from each experiment's Params, so a new experiment needs nothing here. torch is
 imported by the launched ranks only.
 
-Exit codes: 0 all checks hold, 1 a check failed (or nothing could be measured here), 2 bad usage and
-nothing launched, 3 a rank crashed or the record cannot be written, 4 timed out, 128+n a signal.
+Exit codes: 0 all checks hold, 1 a check failed (or nothing could be measured here), 2 bad usage
+(nothing launched, or a rank refused what it was given), 3 a rank crashed or the record cannot be
+written, 4 timed out, 128+n a signal.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EXIT_CODES = """\
 exit codes
   0  all checks hold          3  a rank crashed, or the record cannot be written
   1  a check failed           4  not finished in time
-  2  bad usage, nothing ran   128+n  ended by signal n (130 Ctrl-C, 143 TERM)
+  2  bad usage                128+n  ended by signal n (130 Ctrl-C, 143 TERM)
 """
 COMMANDS = {
     "report": "run the notebooks and render results/report/index.html",

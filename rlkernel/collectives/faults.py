@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlkernel.collectives.comm import Call, Comm, Observer, Proceed
 
 Weights = Mapping[str, "Tensor"]
+MOST_WITH_LANES = 4  # ranks of a grid with a second data-parallel lane
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Fault:
 
     first_wrong: the earliest signal that must leave its bound, after `steps` steps. detector:
     "equivalence" (the signal leaves its bound) or "repeat" (its bits change between repeats of the
-    same step). smallest: the smallest grid on which it shows; a dp above 1 there is kept at every
-    tp. only: the option of the block without which the site does not exist. fixture: what the
-    block's initial state needs for it to show. says: one sentence for a reader.
+    same step). smallest: the smallest grid on which it shows. only: the option of the block without
+    which the site does not exist. fixture: what the block's initial state needs for it to show.
+    says: one sentence for a reader.
     """
 
     name: str
@@ -51,18 +52,22 @@ class Fault:
     only: str = ""
     fixture: Mapping[str, float] = field(default_factory=dict)
 
-    def observers(self, local: Weights) -> tuple[Observer, ...]:
-        return (At(self.site, self.observer(local)),) if self.observer else ()
+    def put_into(self, comm: Comm, local: Weights) -> tuple[Comm, Weights]:
+        """(seam, weights) of a rank that trains under the fault. Every rank calls it."""
+        seam = comm
+        if self.observer:
+            seam = comm.using(observers=(At(self.site, self.observer(local)),))
+        return seam, self.load(local, comm) if self.load else local
 
     def grid(self, tp: int) -> Grid | None:
-        """The grid on which the fault shows with `tp` tensor-parallel ranks, None if on none.
+        """The grid on which the fault is shown with `tp` tensor-parallel ranks, None if on none.
 
-        A second data-parallel lane doubles the ranks, so such a fault is shown at its smallest tp.
+        A second data-parallel lane doubles the ranks, so those grids end at four ranks.
         """
-        least = self.smallest
-        if tp < least.tp or (least.dp > 1 and tp > least.tp):
+        dp = self.smallest.dp
+        if tp < self.smallest.tp or (dp > 1 and dp * tp > MOST_WITH_LANES):
             return None
-        return Grid(dp=least.dp, tp=tp)
+        return Grid(dp=dp, tp=tp)
 
 
 def always(observer: Observer) -> Callable[[Weights], Observer]:
@@ -100,13 +105,15 @@ def averaged(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
 
 
 def wrong_group(call: Call, x: Tensor, proceed: Proceed) -> Tensor:
-    """The sum runs over the data-parallel group, where it should run over the tensor-parallel
-    one.
+    """The sum runs over other ranks: over all of its axis where a part of it is due, over tensor-
+    parallel ranks where data-parallel ones are, over data-parallel ranks otherwise.
     """
-    other = call.comm.unobserved()
+    other, site = call.comm.unobserved(), f"{call.site}.wrong"
+    crossed = "tp" if call.axis in ("dp", "grad") else "dp"
+    axis = call.axis if call.span < call.link.size else crossed
     if call.kind == "reduce_scatter":
-        return other.reduce_scatter(x, f"{call.site}.wrong", "dp", dim=call.dim)
-    return other.all_reduce(x, f"{call.site}.wrong", "dp")
+        return other.reduce_scatter(x, site, axis, dim=call.dim)
+    return other.all_reduce(x, site, axis)
 
 
 def left_fold(call: Call, x: Tensor, proceed: Proceed) -> Tensor:

@@ -23,20 +23,29 @@ QUESTION = (
     "Which sum is missing, doubled, scaled or on the wrong group in this tensor-parallel block?"
 )
 
+# Biases that are not zero: one that is added too often shows.
 SIZES = {
-    "swiglu": {"seq": 8, "batch": 2, "hidden": 16, "ffn": 24},
-    "gqa": {"seq": 8, "batch": 2, "hidden": 16, "query_heads": 4, "kv_heads": 2, "head_dim": 4},
-}
+    "swiglu": {"seq": 8, "batch": 2, "hidden": 16, "ffn": 24, "bias_std": 1.0},
+    "gqa": {
+        "seq": 8, "batch": 2, "hidden": 16, "query_heads": 4, "kv_heads": 2, "head_dim": 4,
+        "bias_std": 1.0,
+    },
+}  # fmt: skip
 FAULTS = {"swiglu": catalogue.SWIGLU, "gqa": catalogue.GQA}
 # torch's own twin: the layers whose style is left out -> (kind, boundary) that an audit should name
 STYLES = {
     "torch-swiglu": {
         "row_style_left_out": (("down",), "missing", "down"),
         "column_styles_left_out": (("gate", "up"), "missing", "norm.grad"),
+        "gate_style_left_out": (("gate",), "missing", "norm.grad"),
+        "up_style_left_out": (("up",), "missing", "norm.grad"),
     },
     "torch-gqa": {
         "row_style_left_out": (("wo",), "missing", "wo"),
         "column_styles_left_out": (("wq", "wk", "wv"), "missing", "norm.grad"),
+        "wq_style_left_out": (("wq",), "missing", "norm.grad"),
+        "wk_style_left_out": (("wk",), "missing", "norm.grad"),
+        "wv_style_left_out": (("wv",), "missing", "norm.grad"),
     },
 }
 BLOCKS = (*FAULTS, *STYLES)
@@ -49,10 +58,11 @@ BOUNDARY = {
     "down.load": "down.weight",
     "out.forward": "leave",
     "qkv.dx": "norm.grad",
+    "out.db": "bias.grad",
     "kv.dw": "wk.weight.grad",
     "wo.load": "wo.weight",
     "norm.dw": "norm.weight.grad",
-    "dw": {"swiglu": "bias.grad", "gqa": "norm.weight.grad"},  # the first parameter of each
+    "dw": "bias.grad",  # the first parameter
 }
 ALL_FAULTS = tuple(
     dict.fromkeys(name for found in (*FAULTS.values(), *STYLES.values()) for name in found)
@@ -67,8 +77,8 @@ NOT_COVERED = (
     "one rank of several that goes wrong by itself: it is told apart, its cause is `unknown`",
     "differences below the dtype's tolerance: in BF16 2 percent of a boundary in relative L2",
     "two causes at once: the first wrong boundary in order of dependency is named, not the second",
-    "one of several layers that share an input left without its gradient sum: the boundary is "
-    "named, its cause stays unknown, because no single prediction follows from values alone",
+    "which of several layers was left without its gradient sum, where these are no linear layers "
+    "whose weights and output gradients the twin lists: the boundary is named, not the cause",
     "a boundary that the twin does not list; an order of additions that does not change a bit",
 )
 
@@ -175,14 +185,21 @@ def _names(code: bytes) -> list[str]:
 
 
 def run(case: Case, comm) -> dict:
-    """Audit one block; the same report on all ranks, with what an audit should have said."""
+    """Audit one block; the same report on all ranks, with what an audit should have said.
+
+    Raises UsageError where dense side and twin cannot be held against each other.
+    """
+    from rlkernel.audit.gathered import Unusable
     from rlkernel.audit.report import audit
     from rlkernel.contract import ReductionTree
 
     comm = comm.using(contract=ReductionTree(comm.grid.size, "fp32"))
     block = case.parameters["block"]
     dense, twin, expected = (_load_theirs if block == "theirs" else _build_ours)(case, comm)
-    report = audit(dense, twin, comm, case.seed)
+    try:
+        report = audit(dense, twin, comm, case.seed)
+    except Unusable as error:
+        raise UsageError(str(error)) from error
     told = (report["kind"], report["boundary"])
     if expected is None:
         return report
@@ -223,19 +240,16 @@ def _build_ours(case: Case, comm):
     plain, torchs = name.removeprefix("torch-"), name.startswith("torch-")
     fault = FAULTS[plain].get(case.fault) if not torchs else None
     make = SwiGLU if plain == "swiglu" else GQA
-    fixture = dict(fault.fixture) if fault else {}
-    block = make(case.seed, torch.float32, None, split, **SIZES[plain], **fixture)
+    shape = {**SIZES[plain], **(fault.fixture if fault else {})}
+    block = make(case.seed, torch.float32, None, split, **shape)
     if torchs:
         skip, *expected = STYLES[name].get(case.fault, ((), "clean", None))
         twin = blocks.torch_twin(block, comm, tuple(skip))
     else:
         local = block.shard(block.weights(comm.device), comm)
-        seam = comm.using(observers=fault.observers(local)) if fault else comm
-        local = fault.load(local, comm) if fault and fault.load else local
+        seam, local = fault.put_into(comm, local) if fault else (comm, local)
         twin = blocks.our_twin(block, seam, local)
-        where = BOUNDARY[fault.site] if fault else None
-        where = where[plain] if isinstance(where, dict) else where
-        expected = (fault.kind if fault else "clean", where)
+        expected = (fault.kind, BOUNDARY[fault.site]) if fault else ("clean", None)
     return lambda seed: blocks.reference(block, seed), twin, tuple(expected)
 
 

@@ -22,8 +22,8 @@ TARGETS = ("auto", "cpu", "cuda")  # auto: the GPUs where there is one for each 
 
 
 class UsageError(ValueError):
-    """Something was asked for that cannot be done. Raised before anything is launched; exit code
-    2.
+    """Something was asked for that cannot be done; exit code 2. Raised before anything is launched,
+    or in a rank's run() by an experiment that sees only there what it was given.
     """
 
 

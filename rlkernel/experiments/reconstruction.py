@@ -16,10 +16,11 @@ from rlkernel.experiments.case import DTYPES, TARGETS, Case, UsageError, check_s
 from rlkernel.grid import Grid
 
 LEARNING_RATE = 0.05
+SMALLEST = "smallest"  # each case at the smallest size at which it is possible and can show
 ARTICLE_STD = 0.2
 ARTICLE_BOUNDS = {"output": 5e-7, "loss": 5e-7}  # every other signal: 1e-7
 ARTICLE_BOUND = 1e-7
-# equal steps run for the bit comparison, by detector; "none": the correct twin
+# equal steps run at most for the bit comparison, by detector; "none": the correct twin
 REPEATS = {"none": 2, "equivalence": 1, "repeat": 8}
 # the last word of a site -> the signal in which its sum shows first; other sites: the last signal
 BEHIND = {"forward": "output", "dx": "input_grad"}
@@ -46,6 +47,12 @@ class BaseParams:
         "whose tensor parallelism: ours, or torch's parallelize_module as a second opinion",
         choices=("ours", "torch"),
     )
+
+
+def size_of(sizes: Mapping[str, object], text: str):
+    """The `size` field of a block with these sizes."""
+    text += "; smallest: each case at the first of them at which it is possible and can show"
+    return param("article", text, choices=(*sizes, SMALLEST))
 
 
 def mode_of(faults: Mapping[str, Fault]):
@@ -90,7 +97,7 @@ class Reconstruction:
 
     def cases(self, params) -> list[Case]:
         """Every combination asked for. Raises UsageError for one that cannot be or cannot show."""
-        legal = self.legal_tp[params.size]
+        legal = sorted({tp for size in self._asked(params) for tp in self.legal_tp[size]})
         check_seeds(params.seed)
         for tp in params.nproc:
             if tp not in legal:
@@ -98,7 +105,7 @@ class Reconstruction:
                     f"nproc={tp} is not possible at the {params.size} size: expected one of "
                     f"{', '.join(map(str, legal))} ({self.tp_rule})"
                 )
-        if "on" in params.sequence_parallel and params.size != "realistic":
+        if "on" in params.sequence_parallel and params.size == "article":
             raise UsageError(
                 "sequence_parallel=on needs size=realistic: the article's few positions do not "
                 "divide over ranks"
@@ -110,20 +117,20 @@ class Reconstruction:
                 dtype,
                 seed,
                 fault,
-                {"size": params.size, "sequence_parallel": split, "twin": twin, "mode": kind},
+                {"size": size, "sequence_parallel": split, "twin": twin, "mode": kind},
             )
             for tp in params.nproc
             for dtype in params.dtype
             for split in params.sequence_parallel
             for twin in params.twin
-            for fault, grid, kind in self._variants(params, tp, dtype, split, twin)
+            for size, fault, grid, kind in self._variants(params, tp, dtype, split, twin)
             for seed in (params.seed[:1] if kind == "inspect" else params.seed)
         ]
 
     def _variants(
         self, params, tp: int, dtype: str, split: str, twin: str
-    ) -> list[tuple[str, Grid, str]]:
-        """(fault, grid, kind of case) to run with tp ranks."""
+    ) -> list[tuple[str, str, Grid, str]]:
+        """(size, fault, grid, kind of case) to run with tp ranks."""
         if twin == "torch" and (tp > self.torch_tp or split == "on"):
             raise UsageError(
                 f"twin=torch is not possible at nproc={tp} with sequence_parallel={split}: torch's "
@@ -136,24 +143,43 @@ class Reconstruction:
                 f"mode={params.mode} and fault={params.fault} contradict each other: give one"
             )
         kind = "inspect" if params.mode == "inspect" else "step"
-        if asked == "none":
-            healthy = [("none", Grid(tp=tp), kind)]
-            if params.mode != "catalogue" or twin != "ours":
-                return healthy
-            shown = [
-                (f, self._grid(f, params.size, tp, dtype, split)) for f in self.faults.values()
-            ]
-            return healthy + [(f.name, grid, kind) for f, grid in shown if grid]
-        fault = self.faults[asked]
-        grid = self._grid(fault, params.size, tp, dtype, split)
-        if twin != "ours":
-            raise UsageError(f"fault {asked} is injected into our own twin only: twin=ours")
-        if grid is None:
-            raise UsageError(
-                f"fault {asked} cannot show on {tp} rank(s) in {dtype} at the {params.size} size"
-                f"{_where(fault)}"
-            )
-        return [(asked, grid, kind)]
+        sizes = self._places(params, tp, split)
+
+        def shown(*faults: Fault) -> list[tuple[str, str, Grid, str]]:
+            found = []
+            for fault in faults:
+                grids = [(size, self._grid(fault, size, tp, dtype, split)) for size in sizes]
+                found += [(size, fault.name, grid, kind) for size, grid in grids if grid][:1]
+            return found
+
+        if asked != "none":
+            if twin != "ours":
+                raise UsageError(f"fault {asked} is injected into our own twin only: twin=ours")
+            fault = self.faults[asked]
+            if not shown(fault):
+                raise UsageError(
+                    f"fault {asked} cannot show on {tp} rank(s) in {dtype} at the {params.size} "
+                    f"size{_where(fault)}"
+                )
+            return shown(fault)
+        broken = []
+        if params.mode == "catalogue" and twin == "ours":
+            both = params.size == SMALLEST and split == "on" and "off" in params.sequence_parallel
+            broken = shown(*(f for f in self.faults.values() if f.only or not both))
+        beside = dict.fromkeys((sizes[0], *(size for size, *_ in broken)))
+        return [(size, "none", Grid(tp=tp), kind) for size in beside] + broken
+
+    def _asked(self, params) -> tuple[str, ...]:
+        """The sizes that may be run, the smallest first."""
+        return tuple(self.sizes) if params.size == SMALLEST else (params.size,)
+
+    def _places(self, params, tp: int, split: str) -> list[str]:
+        """Of these, the ones at which a block can be split in this way."""
+        return [
+            size
+            for size in self._asked(params)
+            if tp in self.legal_tp[size] and (split == "off" or size != "article")
+        ]
 
     def _grid(self, fault: Fault, size: str, tp: int, dtype: str, split: str) -> Grid | None:
         """The grid on which the fault shows under these options, None if it cannot."""
@@ -238,7 +264,8 @@ class Reconstruction:
     def protocol(self, params) -> dict:
         """Nothing is timed: what must be equal is the size, the learning rate and the bounds."""
         bounds = {**ARTICLE_BOUNDS, "other": ARTICLE_BOUND}
-        return {"size": self.sizes[params.size], "lr": LEARNING_RATE, "article bounds": bounds}
+        size = self.sizes.get(params.size, self.sizes)
+        return {"size": size, "lr": LEARNING_RATE, "article bounds": bounds}
 
 
 def _train(block, fault: Fault | None, comm) -> tuple[Mapping, set[str]]:
@@ -251,20 +278,21 @@ def _train(block, fault: Fault | None, comm) -> tuple[Mapping, set[str]]:
     from rlkernel.collectives.observers import Capture
 
     local = block.shard(block.weights(comm.device), comm)
+    broken, local = fault.put_into(comm, local) if fault else (comm, local)
     seen = Capture(keep=compare.digest)
-    broken = comm.using(observers=(seen, *(fault.observers(local) if fault else ())))
-    if fault and fault.load:
-        local = fault.load(local, comm)
+    broken = broken.using(observers=(seen,))
     steps = fault.steps if fault else 1
     repeats = REPEATS[fault.detector if fault else "none"]
-    runs = []
-    for _ in range(repeats):
+    first, unsteady = None, set()
+    for number in range(repeats):
         seen.calls.clear()
         pairs = block.train_both(broken, LEARNING_RATE, steps=steps, local=local)
-        runs.append((pairs, seen.behind()))
-    first = runs[0][1]
-    unsteady = {site for _, behind in runs for site in behind if behind[site] != first[site]}
-    return runs[0][0], unsteady
+        behind = seen.behind()
+        first = first or (pairs, behind)
+        unsteady |= {site for site in behind if behind[site] != first[1][site]}
+        if 0 < number < repeats - 1 and any(comm.collect(bool(unsteady))):
+            break  # what was to be seen is seen
+    return first[0], unsteady
 
 
 def _seen_by(first: str | None, signals: Mapping) -> str | None:
@@ -276,7 +304,8 @@ def _seen_by(first: str | None, signals: Mapping) -> str | None:
 def _where(fault: Fault) -> str:
     words = f": it needs nproc >= {fault.smallest.tp}"
     if fault.smallest.dp > 1:
-        words = f": it is shown at nproc={fault.smallest.tp} with dp={fault.smallest.dp}"
+        shown = " or ".join(str(tp) for tp in (1, 2, 4) if fault.grid(tp))
+        words = f": it is shown at nproc={shown} with dp={fault.smallest.dp}"
     if fault.detector == "repeat":
         words += ", and sums that round (fp32, or size=realistic)"
     return words + (" and sequence_parallel=on" if fault.only == "sequence_parallel" else "")

@@ -9,8 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlkernel.collectives.catalogue import GQA as FAULTS
-from rlkernel.experiments.case import param
-from rlkernel.experiments.reconstruction import BaseParams, Reconstruction, fault_of, mode_of
+from rlkernel.experiments.reconstruction import (
+    BaseParams,
+    Reconstruction,
+    fault_of,
+    mode_of,
+    size_of,
+)
 
 NAME = "tp-gqa"
 SUMMARY = "tensor-parallel GQA attention against its dense reference, with injected faults"
@@ -31,9 +36,9 @@ COVERED = (
     "block with RoPE",
     "real ranks in processes of their own: P = 2, 4 and 8, KV heads replicated where P exceeds "
     "them, FP32 and BF16, sequence parallel",
-    "the forward and the backward sum each left out, doubled, averaged and on the wrong group; "
-    "sums of parameter gradients left out, that of KV replicas also doubled; swapped shards, "
-    "a stale gradient, a sum in arrival order: each seen where it must show first",
+    "each sum, of outputs, of input and of parameter gradients, of KV replicas, left out, doubled, "
+    "averaged and on the wrong group; swapped shards, an output bias added P times, a stale "
+    "gradient, a sum in arrival order: each seen where it must show first",
 )
 NOT_COVERED = (
     "torch's own styles beyond P = 2: they would cut through a KV head",
@@ -47,11 +52,10 @@ NOT_COVERED = (
 class Params(BaseParams):
     mode: str = mode_of(FAULTS)
     fault: str = fault_of(FAULTS)
-    size: str = param(
-        "article",
+    size: str = size_of(
+        SIZES,
         "article: S=5 B=2 H=16, 4 query / 2 KV heads of 4; "
         "realistic: S=64 B=2 H=512, 8 query / 2 KV heads of 64",
-        choices=tuple(SIZES),
     )
 
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlkernel.collectives.catalogue import SWIGLU as FAULTS
-from rlkernel.experiments.case import param
-from rlkernel.experiments.reconstruction import BaseParams, Reconstruction, fault_of, mode_of
+from rlkernel.experiments.reconstruction import (
+    BaseParams,
+    Reconstruction,
+    fault_of,
+    mode_of,
+    size_of,
+)
 
 NAME = "tp-swiglu"
 SUMMARY = "tensor-parallel SwiGLU block against its dense reference, with injected faults"
@@ -24,9 +29,9 @@ SIZES = {
 COVERED = (
     "forward, loss, input and parameter gradients and one SGD step of one pre-RMSNorm SwiGLU block",
     "real ranks in processes of their own: P = 2, 4 and 8, FP32 and BF16, sequence parallel",
-    "the forward and the backward sum each left out, doubled, averaged and on the wrong group; "
-    "sums of parameter gradients left out; swapped shards, a bias added P times, a stale gradient, "
-    "a sum in arrival order: each seen where it must show first",
+    "each sum, of outputs, of input and of parameter gradients, left out, doubled, averaged and on "
+    "the wrong group; swapped shards, a bias added P times, a stale gradient, a sum in arrival "
+    "order: each seen where it must show first",
 )
 NOT_COVERED = (
     "self-attention or a complete Transformer block",
@@ -41,11 +46,7 @@ NOT_COVERED = (
 class Params(BaseParams):
     mode: str = mode_of(FAULTS)
     fault: str = fault_of(FAULTS)
-    size: str = param(
-        "article",
-        "article: S=3 B=2 H=8 F=12; realistic: S=64 B=2 H=512 F=1536",
-        choices=tuple(SIZES),
-    )
+    size: str = size_of(SIZES, "article: S=3 B=2 H=8 F=12; realistic: S=64 B=2 H=512 F=1536")
 
 
 def _block():

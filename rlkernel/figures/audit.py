@@ -31,12 +31,19 @@ def block(row: dict) -> str:
 CAUSES = (
     ("as it should be", ("y", "y", "y", "y"), False, "each rank holds the dense value y"),
     ("missing", ("y₀", "y₁", "y₂", "y₃"), True, "y₀ + y₁ + y₂ + y₃ = y, and no two are equal"),
+    ("missing", ("u+g₀", "u+g₁", "u+g₂", "u+g₃"), True,
+     "g₀ + g₁ + g₂ + g₃ + u = y, and the g are the shares of one layer of several"),
     ("subset", ("a", "a", "b", "b"), True, "equal within parts of the group, and a + b = y"),
-    ("doubled", ("4y", "4y", "4y", "4y"), False, "P times the dense value"),
-    ("averaged", ("y/4", "y/4", "y/4", "y/4"), False, "a P-th of the dense value"),
+    ("doubled", ("4y", "4y", "4y", "4y"), False,
+     "n times the dense value, n ranks being all of a group or a part of it"),
+    ("averaged", ("y/4", "y/4", "y/4", "y/4"), False, "an n-th of it, likewise"),
     ("scaled", ("c·y", "c·y", "c·y", "c·y"), False, "c times it, for one c that is neither"),
     ("wrong group", ("a", "b", "a", "b"), True,
      "a + b = y + z: {0, 1} should hold y and {2, 3} z, summed were {0, 2} and {1, 3}"),
+    ("wrong group", ("2a", "2a", "2b", "2b"), True,
+     "a + b = y: summed were {0, 1} and {2, 3}, which held a and b already"),
+    ("wrong group", ("y+z", "y+z", "y+z", "y+z"), False,
+     "{0, 1} should hold y and {2, 3} z, summed were all of them"),
     ("swapped", ("s₁", "s₀", "s₃", "s₂"), True, "each rank holds a shard that another should"),
     ("sharded", ("s₀", "s₁", "s₂", "s₃"), True, "its own shard, where the whole was due"),
     ("added again", ("y+3b", "y+3b", "y+3b", "y+3b"), False,
@@ -266,7 +273,9 @@ def _verdict_panel(axes, name, faults, sizes, cells, inches) -> None:
                           edgecolor="none", gid=told)
             )  # fmt: skip
             ink = style.ink_on(to_rgb(TOLD[told]))
-            axes.text(column, line, _named(mine), ha="center", va="center", fontsize=7.2, color=ink)
+            said = _named(mine)
+            size = 7.2 if len(said) < 29 else 6.3
+            axes.text(column, line, said, ha="center", va="center", fontsize=size, color=ink)
     axes.set_yticks(range(len(faults)), map(of.fault_title, faults), color=style.INK, fontsize=8)
     axes.xaxis.tick_top()
     axes.set_xticks(range(len(sizes)), [f"P = {p}" for p in sizes], color=style.INK)

@@ -17,9 +17,9 @@ TITLE = {"tp-swiglu": "SwiGLU block", "tp-gqa": "GQA block"}
 # The first word of a fault -> what its values look like.
 LOOKS = {
     "missing": "each rank goes on with its own share",
-    "doubled": "P times too large",
-    "averaged": "P times too small",
-    "wrong": "shares of another lane's data are added",
+    "doubled": "too large by the group's size",
+    "averaged": "too small by the group's size",
+    "wrong": "shares of other ranks are added",
     "swapped": "right numbers, on the wrong ranks",
     "bias": "the bias is in it P times",
     "stale": "right for the step before",

@@ -20,6 +20,7 @@ parts it has itself.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from rlkernel.contract import ReductionTree
 from rlkernel.kernels import stream, workspace
-from rlkernel.kernels.bf16 import INTERPRETED, dot, rounded, to_bf16
+from rlkernel.kernels.bf16 import INTERPRETED, dot, rounded, to_bf16, to_fp32
 from rlkernel.kernels.stream import (
     POINTERS,
     PORTABLE,
@@ -79,7 +80,7 @@ def root_in(one, two, four, LEAVES: tl.constexpr):
 def root_of(parts, offsets, mask, size, PARTS: tl.constexpr, BF16: tl.constexpr):
     """Root over PARTS neighbouring nodes, `size` elements apart in memory -> FP32."""
     if PARTS == 1:
-        node = tl.load(parts + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+        node = to_fp32(tl.load(parts + offsets, mask=mask, other=0.0, cache_modifier=".cg"))
     else:
         left = root_of(parts, offsets, mask, size, PARTS // 2, BF16)
         right = root_of(parts + PARTS // 2 * size, offsets, mask, size, PARTS // 2, BF16)
@@ -232,9 +233,9 @@ def candidates(
         DecodeConfig(32, 64, num_stages=4, tma=not stream.portable()),
     ]
     if tree.leaves > 1:
-        leaf = k // tree.leaves
-        whole = 128 if leaf % 128 == 0 else max(16, leaf & -leaf)
-        found.append(replace(PORTABLE, block_k=min(128, whole), leaves=min(4, tree.leaves)))
+        step = max(16, math.gcd(k // tree.leaves, 128))  # a program with several takes whole steps
+        most = 4 if m <= 64 else 2  # the pending sums of 128 rows fill the registers
+        found.append(replace(PORTABLE, block_k=step, leaves=min(most, tree.leaves)))
     if not stream.portable():
         found.append(DecodeConfig(128, 64, num_warps=8, num_stages=3))
     return tuple(dict.fromkeys(found))

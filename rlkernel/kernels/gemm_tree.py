@@ -279,7 +279,7 @@ def candidates(
     elif m <= 64 or n <= 64:
         narrow = [size for size in (16, 32, 64) if size >= min(m, n, 64)]
         found = [
-            Config(size, 64, 128, 4, 4) if m <= n else Config(64, size, 128, 4, 4)
+            Config(size, 64, 128, 4, 3) if m <= n else Config(64, size, 128, 4, 3)
             for size in narrow
         ]
     else:

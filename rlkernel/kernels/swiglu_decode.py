@@ -115,7 +115,7 @@ DEFAULTS = {
     16: DecodeConfig(128, 128, num_warps=8),
     32: DecodeConfig(128, 128, num_warps=8),
     64: DecodeConfig(64, 64, num_stages=4),
-    128: DecodeConfig(64, 64),
+    128: DecodeConfig(128, 64, num_warps=8, num_stages=4),
 }
 POINTERS = DecodeConfig(32, 128, tma=False)  # tensors that TMA cannot read
 

@@ -1,7 +1,7 @@
 """A pre-RMSNorm causal grouped-query attention block with RoPE: dense, and as its twin.
 
     n = RMSNorm(x)   q, k, v = n Wq', n Wk', n Wv'   c = attention(RoPE(q), RoPE(k), v)
-    y = x + c Wo'
+    y = x + c Wo' (+ b)
 
 A key/value head and the query heads that read it stay on one rank: rank r of P owns query heads
 [r Hq/P, (r+1) Hq/P), the key/value heads that they read, and the matching columns of Wo.
@@ -14,6 +14,9 @@ own query heads only, and the replicas' dWk, dWv are summed over those neighbour
 
     forward   n -> copy -> q_r, k_r, v_r -> attention -> partial_r -> reduce "out.forward" -> + x
     backward  dn <- all-reduce "qkv.dx" <- dn_r <- dq_r, dk_r, dv_r <- dcontext_r <- dy
+
+An output bias b, where there is one, is added once, behind the reduction. With sequence parallel
+the gradients of norm weight and bias are summed over the ranks' positions ("norm.dw", "out.db").
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ ROPE_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class GQA(Block):
-    """S positions, B sequences, H hidden, Hq query heads over Hkv key/value heads of D features."""
+    """S positions, B sequences, H hidden, Hq query heads over Hkv key/value heads of D features.
+    bias_std: of the initial output bias; 0 for a block that has none.
+    """
 
     seq: int
     batch: int
@@ -42,8 +47,9 @@ class GQA(Block):
     query_heads: int
     kv_heads: int
     head_dim: int
+    bias_std: float = 0.0
 
-    GRADIENTS: ClassVar = {"parameter_grad": ("norm", "wq", "wk", "wv", "wo")}
+    GRADIENTS: ClassVar = {"parameter_grad": ("norm", "wq", "wk", "wv", "wo", "out_bias")}
 
     def tokens(self) -> tuple[int, int, int]:
         return self.seq, self.batch, self.hidden
@@ -52,21 +58,24 @@ class GQA(Block):
         return self.query_heads * self.head_dim
 
     def initial(self) -> Weights:
-        """norm [H], wq [Hq D, H], wk and wv [Hkv D, H], wo [H, Hq D]."""
+        """norm [H], wq [Hq D, H], wk and wv [Hkv D, H], wo [H, Hq D], with a bias out_bias [H]."""
         g, h, wide = self.generator(), self.hidden, self.query_heads * self.head_dim
         narrow, scale = self.kv_heads * self.head_dim, self.std or h**-0.5
-        return {
+        weights = {
             "norm": torch.ones(h),
             "wq": torch.randn(wide, h, generator=g) * scale,
             "wk": torch.randn(narrow, h, generator=g) * scale,
             "wv": torch.randn(narrow, h, generator=g) * scale,
             "wo": torch.randn(h, wide, generator=g) * (self.std or wide**-0.5),
         }
+        if self.bias_std:
+            weights["out_bias"] = torch.randn(h, generator=g) * self.bias_std
+        return weights
 
     def dense(self, weights: Weights, x: Tensor) -> Tensor:
         n = rms_norm(x, weights["norm"])
         heads = (self._heads(F.linear(n, weights[name])) for name in ("wq", "wk", "wv"))
-        return x + F.linear(attend(*heads), weights["wo"])
+        return x + F.linear(attend(*heads), weights["wo"], weights.get("out_bias"))
 
     def shard(self, weights: Weights, comm: Comm) -> Weights:
         query, kv = self.owned(comm.grid.tp, comm.grid.coords(comm.rank).tp)
@@ -81,16 +90,19 @@ class GQA(Block):
 
     def parallel(self, local: Weights, x: Tensor, comm: Comm) -> Tensor:
         dtype, split, replicas = x.dtype, self.sequence_parallel, self.replicas(comm.grid.tp)
-        norm, wk, wv = local["norm"], local["wk"], local["wv"]
+        norm, wk, wv, bias = local["norm"], local["wk"], local["wv"], local.get("out_bias")
         if split:
             norm = regions.copy(norm, comm, "norm.dw")
+        if split and bias is not None:
+            bias = regions.copy(bias, comm, "out.db")
         if replicas > 1:
             wk, wv = (regions.copy(w.float(), comm, "kv.dw", span=replicas) for w in (wk, wv))
         n = enter(rms_norm(x, norm), comm, "qkv", split)
         heads = (self._heads(F.linear(n, w.float()).to(dtype)) for w in (local["wq"], wk, wv))
         context = attend(*heads)  # [S, B, Hq/P D]
         partial = F.linear(context.float(), local["wo"].float())  # [S, B, H], one of P summands
-        return x + leave(partial, comm, "out", split).to(dtype)
+        y = leave(partial, comm, "out", split)
+        return x + (y if bias is None else y + bias).to(dtype)
 
     def replicas(self, tp: int) -> int:
         """How many neighbouring ranks hold the same key/value head."""

@@ -80,17 +80,21 @@ class GQAModule(nn.Module):
         self.norm, self.enter = RMSNorm(weights["norm"]), nn.Identity()
         self.wq, self.wk, self.wv = (linear(weights[n]) for n in self.COLUMNS)
         self.wo, self.leave = linear(weights["wo"]), nn.Identity()
+        bias = weights.get("out_bias")
+        self.bias = None if bias is None else nn.Parameter(bias.clone())
 
     def forward(self, x: Tensor) -> Tensor:
         n = self.enter(self.norm(x))
         heads = (w(n).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
-        return x + self.leave(self.wo(attend(*heads)))
+        y = self.leave(self.wo(attend(*heads)))
+        return x + (y if self.bias is None else y + self.bias)
 
     def collect(self, read) -> Weights:
         names = (*self.COLUMNS, *self.ROWS)
         return {
             "norm": read(self.norm.weight),
             **{n: read(getattr(self, n).weight) for n in names},
+            **({} if self.bias is None else {"out_bias": read(self.bias)}),
         }
 
 
@@ -112,8 +116,8 @@ def twin_module(block: Block, local: Weights, comm: Comm) -> nn.Module:
     module.leave = Region(leave, comm, row, split)
     if split:
         _sum_gradient(module.norm.weight, comm, "norm.dw")
-    if split and isinstance(block, SwiGLU):
-        _sum_gradient(module.bias, comm, "down.db")
+    if split and module.bias is not None:
+        _sum_gradient(module.bias, comm, f"{row}.db")
     if isinstance(block, GQA) and block.replicas(comm.grid.tp) > 1:
         for layer in (module.wk, module.wv):
             _sum_gradient(layer.weight, comm, "kv.dw", block.replicas(comm.grid.tp))

@@ -9,12 +9,12 @@ from __future__ import annotations
 from rlkernel.collectives.comm import Comm
 from rlkernel.reconstruct.modules import dense_module, local, torch_module
 from rlkernel.reconstruct.step import Pair, backward, update
-from rlkernel.reconstruct.twin import Block, dense_steps
+from rlkernel.reconstruct.twin import Block, dense_step
 
 
 def train_both(block: Block, comm: Comm, lr: float) -> dict[str, Pair]:
     """One step of the dense block and of torch's twin, compared like our own."""
-    reference = dense_steps(block, lr, 1, str(comm.device))[0]
+    reference = dense_step(block, lr, 1, str(comm.device))
     weights = block.weights(comm.device)
     x, target = (t.to(comm.device) for t in block.data(0))
     split = comm.grid.tp > 1

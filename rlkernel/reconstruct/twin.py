@@ -94,7 +94,7 @@ class Block(ABC):
         """Train dense block and twin for `steps`; each signal of the twin's last step beside the
         dense slice that it must equal. local: this rank's shards, where somebody loaded them.
         """
-        reference = dense_steps(self, lr, steps, str(comm.device))[-1]
+        reference = dense_step(self, lr, steps, str(comm.device))
         local = self.shard(self.weights(comm.device), comm) if local is None else local
         for number in range(steps):
             done = self.twin_step(comm, lr, local, *(t.to(comm.device) for t in self.data(number)))
@@ -132,22 +132,24 @@ class Block(ABC):
             "input_grad": Pair(twin.input_grad, dense.input_grad[here], self.contraction()),
         }
         for signal, names in self.GRADIENTS.items():
-            mine, right = ({n: held[n] for n in names} for held in (twin.grads, grads))
+            mine, right = ({n: held[n] for n in names if n in held} for held in (twin.grads, grads))
             found[signal] = Pair(flat(mine), flat(right), s * b)
         found["post_step"] = Pair(flat(twin.updated), flat(updated), s * b)
         return found
 
 
-@functools.lru_cache(maxsize=64)
-def dense_steps(block: Block, lr: float, steps: int, device: str) -> tuple[Step, ...]:
-    """The dense block's training steps; the same for every fault and grid, hence kept."""
-    weights, done = block.weights(device), []
-    for number in range(steps):
-        x, target = (t.to(device) for t in block.data(number))
+@functools.lru_cache(maxsize=16)  # the seeds of one dtype; every rank keeps its own
+def dense_step(block: Block, lr: float, number: int, device: str) -> Step:
+    """The dense block's training step of that number, from 1; the same for every fault and grid,
+    hence kept.
+    """
+    weights = block.weights(device)
+    for earlier in range(number):
+        x, target = (t.to(device) for t in block.data(earlier))
         step = backward(block.dense, weights, x, target, x.numel())
-        done.append(update(step, step.loss, step.grads, weights, lr))
-        weights = done[-1].updated
-    return tuple(done)
+        done = update(step, step.loss, step.grads, weights, lr)
+        weights = done.updated
+    return done
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -22,14 +22,15 @@ from rlkernel.records.store import Record, RunFolder
 from rlkernel.run import blame, lifeline, plan, watch
 from rlkernel.run.plan import Plan
 
-CRASHED, TIMED_OUT = 3, 4
+MISUSED, CRASHED, TIMED_OUT = 2, 3, 4
 
 
 class RunError(RuntimeError):
-    """A launch that did not end well. exit_code: 3 crashed, 4 timed out, 128+n a signal.
+    """A launch that did not end well. exit_code: 2 a rank refused what it was given, 3 crashed, 4
+    timed out, 128+n a signal.
 
-    The message names the guilty rank and carries that rank's own traceback; `record` is the folder
-    with all that was measured before.
+    The message names the guilty rank and, of a crash, carries that rank's own traceback; `record`
+    is the folder with all that was measured before.
     """
 
     def __init__(self, exit_code: int, record: Record, message: str) -> None:
@@ -262,11 +263,13 @@ def _fail_by_rank(asked: Plan, folder: RunFolder, failures: list[dict], seconds:
     ]
     judgement = blame.judge(asked.world, fates)
     first = judgement.of(judgement.guilty[0])
+    error = next(fate.error for fate in fates if fate.rank == first["rank"])
+    if error and error.get("usage"):
+        reason = f"bad usage, says rank {first['rank']} of {asked.world}: {error['message']}"
+        return _fail(asked, folder, "crashed", MISUSED, reason, seconds, judgement.failures)
     reason = f"rank {first['rank']} of {asked.world} {first['reason']}"
     details = first["traceback"] or "it left no traceback"
-    return _fail(
-        asked, folder, "crashed", CRASHED, reason, seconds, judgement.failures, details
-    )
+    return _fail(asked, folder, "crashed", CRASHED, reason, seconds, judgement.failures, details)
 
 
 def _fail(asked, folder, status, code, reason, seconds, failures=None, details=""):
@@ -283,6 +286,8 @@ def _fail(asked, folder, status, code, reason, seconds, failures=None, details="
     folder.update(status=status, reason=reason, exit_code=code, failures=failures, **end)
     record = store.read(folder.path)
     done = f"{len(record.rows)} of {len(asked.cases)} cases are measured and stay"
+    if code == MISUSED:
+        raise RunError(code, record, f"{asked.module.NAME}: {reason}\n{done}")
     others = [f"rank {f['rank']}: {f['reason']}" for f in failures]
     lines = [f"{asked.module.NAME} {status}: {reason}", scrub(details).rstrip(), *others, done]
     raise RunError(code, record, "\n".join(line for line in lines if line))

@@ -101,6 +101,7 @@ def leave_word(error: BaseException) -> None:
     torchrun prints py_callstack; the agent hands on all of extraInfo.
     """
     from rlkernel.collectives.errors import PeerLost
+    from rlkernel.experiments.case import UsageError
 
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
@@ -114,6 +115,7 @@ def leave_word(error: BaseException) -> None:
         "message": str(error),
         "traceback": text,
         "time": time.time(),
+        "usage": isinstance(error, UsageError),
         "peer_lost": lost,
         "suspects": list(error.ranks) if lost else [],
     }

@@ -36,6 +36,7 @@ def test_a_clean_twin_is_called_clean(two, four, block):
     for row in clean:
         assert all(f["kind"] == "equal" for f in row["result"]["findings"])
         assert len(row["result"]["findings"]) > 20
+        assert "bias.grad" in {f["boundary"] for f in row["result"]["findings"]}
 
 
 @pytest.mark.parametrize("block", audit.BLOCKS)
@@ -101,9 +102,14 @@ def test_what_cannot_be_audited_is_refused(given, words):
 def test_the_catalogues_agree_with_themselves():
     for faults in (catalogue.SWIGLU, catalogue.GQA):
         assert len(faults) >= 10
+        for site in {fault.site for fault in faults.values() if fault.observer}:
+            kinds = {fault.kind for fault in faults.values() if fault.site == site}
+            unsummed = "subset" if site == "dw" else "missing"
+            assert {unsummed, "doubled", "averaged", "wrong_group"} <= kinds, site
         for name, fault in faults.items():
             assert fault.name == name and fault.says and fault.detector in ("equivalence", "repeat")
             assert bool(fault.observer) != bool(fault.load), name
             assert fault.site in audit.BOUNDARY, name
             least = fault.smallest
             assert fault.grid(least.tp) == least and fault.grid(least.tp // 2) is None
+            assert least.dp == 1 or fault.grid(4) is None

@@ -75,6 +75,61 @@ def test_the_sentence_names_ranks_and_why_one_knows():
     assert "rank 0 holds that of rank 1" in diagnose(EXPECTED["swapped"]).sentence
 
 
+@pytest.mark.parametrize(("kind", "factor"), [("doubled", 2), ("averaged", 1 / 2)])
+def test_a_sum_over_some_of_the_ranks_has_their_number(kind, factor):
+    """2 x 2 replicas: what a sum over two of them is, run twice, is twice too large."""
+    finding = diagnose(scene([DENSE * factor] * 4))
+    assert (finding.kind, finding.sure) == (kind, "certain")
+    assert "over 2 of these 4 ranks" in finding.sentence
+    assert diagnose(scene([DENSE * 3 * factor] * 4)).kind == "scaled"
+
+
+def test_a_sum_within_parts_that_were_whole_already():
+    lanes = [PARTS[0] + PARTS[1], PARTS[2] + PARTS[3]]
+    finding = diagnose(scene([2 * lanes[0], 2 * lanes[1]] * 2))
+    assert (finding.kind, finding.sure) == ("wrong_group", "certain")
+    assert "over {0, 2}, {1, 3} instead of {0, 1}, {2, 3}" in finding.sentence
+    assert diagnose(scene([3 * lanes[0], 3 * lanes[1]] * 2)).kind == "unknown"
+
+
+def test_a_sum_over_ranks_that_hold_other_slices_too():
+    finding = diagnose(scene([HALVES[0] + HALVES[1]] * 4, LANES))
+    assert (finding.kind, finding.sure) == ("wrong_group", "certain")
+    assert "over {0, 1, 2, 3} instead of {0, 1}, {2, 3}" in finding.sentence
+
+
+OTHER = [torch.randn(6, 8, generator=G).double() for _ in range(4)]
+
+
+def of_layers(*missing):
+    """y = (sum of PARTS) + (sum of OTHER), of which the layers in `missing` were not summed."""
+    layers = {"gate": [part.double() for part in PARTS], "up": OTHER}
+    whole = {name: sum(own) for name, own in layers.items()}
+    due = sum(whole.values())
+    held = [due + sum(layers[n][rank] - whole[n] for n in missing) for rank in range(4)]
+    shares = {name: (own, [whole[name]] * 4) for name, own in layers.items()}
+    shares["odd"] = ([torch.ones(2, 2)] * 4, [torch.ones(2, 2)] * 4)
+    return scene(held, due=[due] * 4, shares=lambda: shares)
+
+
+@pytest.mark.parametrize("layer", ["gate", "up"])
+def test_one_of_several_layers_without_its_sum(layer):
+    finding = diagnose(of_layers(layer))
+    assert (finding.kind, finding.sure) == ("missing", "certain")
+    assert f"the sum over ranks {{0, 1, 2, 3}} of what comes from {layer} is missing" in (
+        finding.sentence
+    )
+
+
+def test_all_layers_without_their_sum_and_none():
+    everything = diagnose(of_layers("gate", "up"))
+    assert everything.kind == "missing" and "comes from" not in everything.sentence
+    assert diagnose(of_layers()).right
+    doubled = of_layers("gate")
+    doubled.held[2].add_(1)
+    assert diagnose(doubled).kind == "unknown"
+
+
 def test_two_explanations_are_unsure():
     """The step before was exactly twice this one: stale and doubled predict the same."""
     twice = DENSE * 2

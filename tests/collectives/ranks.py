@@ -1,4 +1,4 @@
-"""What every rank of the tests runs: the checks of sums.py and refusals.py over gloo.
+"""What every rank of the tests runs: the checks of sums.py, refusals.py and blocks.py over gloo.
 
     torchrun --nproc-per-node 8 ranks.py FOLDER
 
@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 # Imported for what they register: a script's own folder is on sys.path.
+import blocks  # noqa: F401
 import refusals  # noqa: F401
 import sums  # noqa: F401
 import torch

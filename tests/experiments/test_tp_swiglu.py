@@ -8,6 +8,7 @@ from rlkernel.collectives.catalogue import SWIGLU as FAULTS
 from rlkernel.experiments import tp_swiglu
 from rlkernel.experiments.case import UsageError, parse_params
 from rlkernel.experiments.tp_swiglu import Params, cases
+from rlkernel.grid import Grid
 from tests.experiments.launched import measure, select
 
 
@@ -31,6 +32,8 @@ def params(**given):
         ({"seed": -1}, "seed=-1 is not possible"),
         ({"mode": "missing_norm_reduce"}, "cannot show .*sequence_parallel=on"),
         ({"mode": "wrong_group_forward_reduce", "nproc": 4}, "shown at nproc=2 with dp=2"),
+        ({"mode": "missing_data_reduce", "nproc": 4}, "shown at nproc=1 or 2 with dp=2"),
+        ({"nproc": 16, "size": "smallest"}, "the smallest size: expected one of 1, 2, 4, 8"),
         ({"mode": "arrival_order_forward_reduce"}, "needs nproc >= 4"),
         (
             {"mode": "arrival_order_forward_reduce", "nproc": 4, "dtype": "bf16"},
@@ -58,9 +61,42 @@ def test_the_catalogue_leaves_out_what_cannot_show():
     found = cases(params(nproc="1,2", mode="catalogue", seed="11"))
     assert [(c.grid.tp, c.fault) for c in found] == [
         (1, "none"),
+        *((1, f) for f in FAULTS if FAULTS[f].smallest.tp == 1),
         (2, "none"),
-        *((2, f) for f in FAULTS if FAULTS[f].smallest.tp == 2 and not FAULTS[f].only),
+        *((2, f) for f in FAULTS if FAULTS[f].smallest.tp <= 2 and not FAULTS[f].only),
     ]
+    lanes = {c.fault for c in found if c.grid == Grid(dp=2)}
+    assert lanes == {"missing_data_reduce", "doubled_data_reduce", "averaged_data_reduce"}
+
+
+def test_the_smallest_size_covers_every_p_and_every_fault():
+    """Article where that is possible, realistic at P = 8 and under sequence parallel; each fault
+    once a P and dtype, beside a correct twin of its own kind.
+    """
+    everything = {"nproc": "2,4,8", "size": "smallest", "sequence_parallel": "off,on"}
+    found = cases(params(**everything, mode="catalogue", seed="11", dtype="fp32,bf16"))
+    where = {}
+    for case in found:
+        size, split = case.parameters["size"], case.parameters["sequence_parallel"]
+        assert (
+            size == ("article" if split == "off" and case.grid.tp < 8 else "realistic")
+            or (
+                case.fault.startswith("arrival")
+                and case.dtype == "bf16"  # adds exactly at the article
+            )
+            or case.fault == "none"
+        )
+        where.setdefault((case.grid.tp, case.dtype, case.fault), []).append((size, split))
+    for tp in (2, 4, 8):
+        for dtype in ("fp32", "bf16"):
+            for name, fault in FAULTS.items():
+                spots = where.get((tp, dtype, name), [])
+                assert len(spots) == bool(fault.grid(tp)), (tp, dtype, name)
+                assert set(spots) <= set(where[tp, dtype, "none"])
+    assert params(size="smallest").size and {
+        c.parameters["size"]
+        for c in cases(params(size="smallest", nproc="2,8", sequence_parallel="off"))
+    } == {"article", "realistic"}
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +108,8 @@ def measured(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def realistic(tmp_path_factory):
-    """One launch: the realistic size with its faults at P = 8 under SP, BF16."""
-    given = {"nproc": "8", "size": "realistic", "dtype": "bf16", "seed": "11"}
+    """One launch: the realistic size with its faults at P = 2 and 8 under SP, BF16."""
+    given = {"nproc": "2,8", "size": "realistic", "dtype": "bf16", "seed": "11"}
     root = tmp_path_factory.mktemp("realistic")
     return measure("tp-swiglu", root, mode="catalogue", sequence_parallel="on", **given)
 

@@ -109,7 +109,8 @@ def test_every_kind_of_finding_is_explained():
     from rlkernel import audit as package
 
     said = {name.replace(" ", "_") for name, *_ in audit.CAUSES}
-    source = (Path(package.__file__).parent / "diagnose.py").read_text()
+    source = (Path(package.__file__).parent / "hypotheses.py").read_text()
+    assert len(re.findall(r'return \(?\s*"([a-z_]+)",', source)) > 10
     for kind in re.findall(r'return \(?\s*"([a-z_]+)",', source):
         assert kind in said | {"summed_already"}, kind
 

@@ -45,7 +45,16 @@ def test_a_rank_that_raises(tmp_path, marked):
     assert str(tmp_path) not in message
     assert "ArithmeticError" in record.log(1)
     written = (record.path / "run.json").read_text()
-    assert 'in misbehave' in written and str(ROOT) not in written and str(tmp_path) not in written
+    assert "in misbehave" in written and str(ROOT) not in written and str(tmp_path) not in written
+
+
+def test_a_rank_that_refuses_what_it_was_given(tmp_path, marked):
+    error, record = crash(tmp_path, "refuse")
+    assert error.exit_code == 2 and guilty(record) == [1]
+    assert str(error).splitlines() == [
+        "toy: bad usage, says rank 1 of 2: eight is not possible: seven or nine",
+        "1 of 2 cases are measured and stay",
+    ]
 
 
 def test_a_rank_that_is_killed(tmp_path, marked):

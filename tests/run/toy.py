@@ -73,6 +73,8 @@ def misbehave(fault: str, rank: int = 0) -> None:
         return
     if fault == "raise":
         raise ArithmeticError("seven is not eight")
+    if fault == "refuse":
+        raise UsageError("eight is not possible: seven or nine")
     if fault == "exit":
         os._exit(7)
     if fault == "hang":
