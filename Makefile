@@ -30,8 +30,13 @@ setup:  ## build .venv from the pinned requirements, if it is not exactly that a
 report: setup  ## run every notebook, render results/report/index.html; FORCE=1 measures all again
 	@$(RL) report $(if $(filter-out 0,$(FORCE)),--force) $(ARGS)
 
-test: setup  ## the whole suite; ARGS="-k grid -x" goes to pytest
+test: setup .venv/triton36/triton  ## the whole suite; ARGS="-k grid -x" goes to pytest
 	@.venv/bin/python -m pytest $(ARGS)
+
+# The kernels are compiled by this Triton too; a platform that has no wheel of it skips those tests.
+.venv/triton36/triton: env/requirements-triton36.txt | setup
+	@.venv/bin/python -m pip install --quiet --no-deps --upgrade --target .venv/triton36 -r $< || true
+	@touch -c $@
 
 preflight: setup  ## what can this machine measure? ARGS="--json"
 	@$(RL) preflight $(ARGS)

@@ -221,8 +221,8 @@ def _line(tree: ReductionTree, schedule: str, report, out: Tensor, exact: Tensor
 
 
 def _some(columns: int) -> int:
-    """Rows whose drift is judged: about four million elements say as much as all of them."""
-    return max(1, (1 << 22) // columns)
+    """Rows whose drift is judged: about a million elements say as much as all of them."""
+    return max(1, (1 << 20) // columns)
 
 
 def _check(name: str, held: bool, value: str, limit: str) -> list:

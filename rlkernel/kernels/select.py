@@ -127,13 +127,17 @@ def _is_hopper(device: torch.device) -> bool:
 def _hopper_allows(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> bool:
     if not _is_hopper(a.device) or not min(*a.shape, *b.shape):
         return False
-    from rlkernel.kernels import hopper_gemm
+    from rlkernel.kernels import hopper_plan, hopper_tma
 
+    bits = out.element_size() * 8
+    if bits == 32 and not hopper_plan.is_wide(tree, 16) and tree.leaves > 1:
+        return False
     try:
-        hopper_gemm.check(a, b, out, tree)
+        along = hopper_tma.k_major("a", a, 1), hopper_tma.k_major("b", b, 0)
+        hopper_plan.shapes(a.shape[1], tree, bits, hopper_plan.Config(128), *along)
     except ValueError:
         return False
-    return True
+    return hopper_tma.aligned(out, 1)
 
 
 def _library_is_the_chain(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> bool:
@@ -204,13 +208,14 @@ def gate_up_allows(schedule: str, x: Tensor, w_gate: Tensor, w_up: Tensor) -> bo
         return swiglu_decode.refuses(x, w_gate, w_up, None, None, None) is None
     if not _is_hopper(x.device):
         return False
-    from rlkernel.kernels import hopper_swiglu
+    from rlkernel.kernels import hopper_tma
 
+    h = x.shape[1]
     try:
-        hopper_swiglu.check(x, w_gate, w_up)
+        along = [hopper_tma.k_major("operand", t, 1) for t in (x, w_gate, w_up)]
     except ValueError:
         return False
-    return True
+    return all(along) and h % 64 == 0 and h >= 256 and w_gate.shape[0] % 8 == 0
 
 
 def swiglu_backward(d_hidden: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:

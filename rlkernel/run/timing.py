@@ -17,6 +17,7 @@ Compare variants by the ratio of samples of one round, never by medians of two r
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -113,8 +114,9 @@ def ratio(samples: Sequence[Mapping], ours: str, theirs: str) -> dict[str, float
     }
 
 
-def ceilings(size: int = 8192, copied: int = 4 << 30) -> dict[str, float]:
-    """What this device can do at most, measured hot: {"bytes_per_us", "flops_per_us"}.
+@functools.cache
+def ceilings(size: int = 8192, copied: int = 4 << 30) -> Mapping[str, float]:
+    """What this device can do at most, measured hot, once: {"bytes_per_us", "flops_per_us"}.
 
     A device copy (bytes read + bytes written) and a BF16 product of `size` cubed.
     """

@@ -1,41 +1,22 @@
 """The portable kernels compiled for sm_90 and gfx942: matrix instructions there, no spills.
 
-Under this Python's Triton, and under that of the Python which RLKERNEL_TRITON36 names.
+Under this Python's Triton and under Triton 3.6.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("compile_only.py")
-ROOT = PROGRAM.parents[2]
+from tests.kernels.tritons import run_script, tritons
 
 
-def interpreters():
-    yield pytest.param(sys.executable, id="here")
-    older = os.environ.get("RLKERNEL_TRITON36")
-    skip = pytest.mark.skipif(not older, reason="RLKERNEL_TRITON36 names no Python")
-    yield pytest.param(older, id="triton-3.6", marks=skip)
-
-
-@pytest.fixture(scope="module", params=interpreters())
+@pytest.fixture(scope="module", params=tritons())
 def kernels(request, tmp_path_factory):
     """The rows of compile_only.py."""
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    command = [request.param, str(PROGRAM)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    if request.param != sys.executable:
-        assert rows[0]["triton"].startswith("3.6.")
-    return rows
+    printed = run_script("compile_only.py", request.param, tmp_path_factory.mktemp("triton"))
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 @pytest.mark.timeout(600)  # about forty seconds of work a Triton, on cores that others use as well

@@ -6,25 +6,19 @@ Compiling and interpreting exclude each other in one process, so a script of its
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("compile_decode.py")
+from tests.kernels.tritons import run_script, tritons
+
+pytestmark = pytest.mark.timeout(600)  # seconds of work, on cores that others use as well
 MOST_SHARED = {"sm90": 227 * 1024, "gfx942": 64 * 1024}
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, SCRIPT], capture_output=True, text=True, env=environment, timeout=110
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module", params=tritons())
+def kernels(request, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("triton")
+    return json.loads(run_script("compile_decode.py", request.param, cache))
 
 
 def only(kernels, target, word=""):

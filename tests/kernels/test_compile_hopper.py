@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("compile_hopper.py")
+from tests.kernels.tritons import run_script, tritons
+
+pytestmark = pytest.mark.timeout(600)  # seconds of work, on cores that others use as well
 SHARED_MEMORY = 232448  # bytes a block may have on an H100 or H200
 # One of each kind: every way to keep pending sums, all operand layouts, both epilogues of gate/up.
 HANDFUL = (
@@ -24,13 +23,10 @@ HANDFUL = (
 )
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), *HANDFUL], capture_output=True, text=True, timeout=110
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
+@pytest.fixture(scope="module", params=tritons())
+def compiled(request, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("triton")
+    return json.loads(run_script("compile_hopper.py", request.param, cache, *HANDFUL))
 
 
 def test_the_handful_is_what_was_compiled(compiled):
