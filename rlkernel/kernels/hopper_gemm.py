@@ -6,6 +6,9 @@
              \\            /                                   level 2  scratch that stays in the L2
                  joint                joint                   root     C, through the same staging
 
+Tiles of 128 x 128 with BF16 joints have registers for all of it; levels 1 and 2 leave them where
+the tile is 256 wide or sums stay in FP32.
+
 Persistent programs walk 128 x BN tiles; hopper_pipeline.py has the producer and the leaf. `split`
 spreads the leaves of a tile over that many work items, for small M: each publishes the root of its
 subtree, and whoever comes last folds them in tree order. Neither tile, split nor raster changes a
@@ -26,12 +29,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from rlkernel.contract import ReductionTree
+from rlkernel.kernels.hopper_finish import finish
 from rlkernel.kernels.hopper_pipeline import (
     BLOCK_WORDS,
     CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
     REGISTERS,
-    block_barrier,
     blocks_of,
     first_step,
     joint,
@@ -39,94 +42,11 @@ from rlkernel.kernels.hopper_pipeline import (
     other_steps,
     produce,
     round_leaf,
-    store_block,
+    subtree,
     tile_of,
 )
 from rlkernel.kernels.hopper_plan import Config, choose, is_wide, multiprocessors, shapes
 from rlkernel.kernels.hopper_tma import k_major, operand, operand_box, out_box, output
-
-
-@gluon.jit
-def store_tile(
-    out_desc, staging, blocks, row, column, HALF: gl.constexpr, F: gl.constexpr, T: gl.constexpr
-):
-    """The blocks of a root -> C. Staging buffers are used in turn."""
-    for i in gl.static_range(F.BLOCKS):
-        buffer = staging.index((HALF * T.SLOTS + i % T.SLOTS) * F.SLOT_PITCH)
-        store_block(
-            out_desc, buffer, blocks[i], row, column + i * F.BLOCK_COLUMNS, T.SLOTS - 1, F.WIDE
-        )
-
-
-@gluon.jit
-def fold_parts(pointers, FIRST: gl.constexpr, COUNT: gl.constexpr, F: gl.constexpr):
-    """Balanced fold of the published subtree roots FIRST .. FIRST + COUNT - 1 of one block.
-
-    .cg: other programs wrote them, and L1 is not coherent.
-    """
-    if COUNT == 1:
-        return gl.load(pointers + FIRST * F.BLOCKS * BLOCK_WORDS, cache_modifier=".cg")
-    else:
-        left = fold_parts(pointers, FIRST, COUNT // 2, F)
-        right = fold_parts(pointers, FIRST + COUNT // 2, COUNT // 2, F)
-        return joint(left, right, F.WIDE)
-
-
-@gluon.jit
-def publish(
-    out_desc,
-    memory,
-    staging,
-    blocks,
-    tile,
-    part,
-    row,
-    column,
-    HALF: gl.constexpr,
-    F: gl.constexpr,
-    T: gl.constexpr,
-):
-    """Publish the subtree root `part` of a half tile; the last arriver folds all parts into C.
-
-    Visibility: every thread stores, the barrier orders the 128 stores before the one acq_rel atomic
-    of the group, and the atomic publishes them to whoever sees its count. The last arriver sets
-    the counter back to zero, so the next launch may use any split.
-    """
-    scratch, partials, counters = memory
-    half = tile * 2 + HALF
-    words = gl.arange(0, BLOCK_WORDS, layout=blocks[0].type.layout)
-    parts = partials + half.to(gl.int64) * (F.SPLIT * F.BLOCKS * BLOCK_WORDS) + words
-    for i in gl.static_range(F.BLOCKS):
-        gl.store(parts + (part * F.BLOCKS + i) * BLOCK_WORDS, blocks[i])
-    block_barrier()
-    if gl.atomic_add(counters + half, 1, sem="acq_rel", scope="gpu") == F.SPLIT - 1:
-        gl.store(counters + half, 0)
-        for i in gl.static_range(F.BLOCKS):
-            root = fold_parts(parts + i * BLOCK_WORDS, 0, F.SPLIT, F)
-            buffer = staging.index((HALF * T.SLOTS + i % T.SLOTS) * F.SLOT_PITCH)
-            store_block(
-                out_desc, buffer, root, row, column + i * F.BLOCK_COLUMNS, T.SLOTS - 1, F.WIDE
-            )
-
-
-@gluon.jit
-def finish(
-    out_desc,
-    memory,
-    staging,
-    blocks,
-    tile,
-    part,
-    row,
-    column,
-    HALF: gl.constexpr,
-    F: gl.constexpr,
-    T: gl.constexpr,
-):
-    if F.SPLIT == 1:
-        store_tile(out_desc, staging, blocks, row, column, HALF, F, T)
-    else:
-        publish(out_desc, memory, staging, blocks, tile, part, row, column, HALF, F, T)
 
 
 @gluon.jit
@@ -207,21 +127,40 @@ def consume(
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group)
         row = tile_m * 128 + HALF * 64
         column = tile_n * T.BN
-        for pair in range(F.ITEM_PAIRS):
-            leaf, stage, phase = other_steps(ring, acc, stage, phase, steps, HALF, T)
-            words = round_leaf(leaf, F.WIDE)
-            if F.ITEM_LEAVES > 1:
-                acc = first_step(ring, stage, phase, HALF, T)
-                leaf, stage, phase = other_steps(ring, acc, stage, phase, steps, HALF, T)
-                words = joint_with_leaf(words, leaf, F.WIDE)
-            blocks = blocks_of(words, F.BLOCKS)
-            if F.EARLY:
-                acc = first_step(ring, stage, phase, HALF, T)
-            fold_pair(
-                out_desc, memory, staging, level1, blocks, pair, tile, part, row, column, HALF, F, T
+        if F.IN_REGISTERS:
+            words, acc, stage, phase = subtree(
+                ring, acc, stage, phase, steps, F.ITEM_LEAVES, HALF, F.WIDE, T
             )
-            if not F.EARLY:
-                acc = first_step(ring, stage, phase, HALF, T)
+            blocks = blocks_of(words, F.BLOCKS)
+            finish(out_desc, memory, staging, blocks, tile, part, row, column, HALF, F, T)
+        else:
+            for pair in range(F.ITEM_PAIRS):
+                leaf, stage, phase = other_steps(ring, acc, stage, phase, steps, HALF, T)
+                words = round_leaf(leaf, F.WIDE)
+                if F.ITEM_LEAVES > 1:
+                    acc = first_step(ring, stage, phase, HALF, T)
+                    leaf, stage, phase = other_steps(ring, acc, stage, phase, steps, HALF, T)
+                    words = joint_with_leaf(words, leaf, F.WIDE)
+                blocks = blocks_of(words, F.BLOCKS)
+                if F.EARLY:
+                    acc = first_step(ring, stage, phase, HALF, T)
+                fold_pair(
+                    out_desc,
+                    memory,
+                    staging,
+                    level1,
+                    blocks,
+                    pair,
+                    tile,
+                    part,
+                    row,
+                    column,
+                    HALF,
+                    F,
+                    T,
+                )
+                if not F.EARLY:
+                    acc = first_step(ring, stage, phase, HALF, T)
     warpgroup_mma_wait(0, deps=[acc])
     tma.store_wait(0)
 
@@ -258,7 +197,7 @@ def gemm_kernel(
     fence_async_shared()
     ring = (a_boxes, b_boxes, full, empty)
     memory = (scratch, partials, counters)
-    operands = (a_desc, (b_desc,))
+    operands = (a_desc, b_desc)
     gl.warp_specialize(
         [
             (consume, (out_desc, memory, ring, staging, M, N, K, group, 0, F, T)),
@@ -311,7 +250,9 @@ def hopper_gemm(
     programs = min(sms, items)
     word = torch.float32 if wide else torch.int32
     half = fold.blocks * BLOCK_WORDS.value
-    scratch = a.new_empty(programs * 2 * half if fold.item_leaves == 8 else 4, dtype=word)
+    scratch = a.new_empty(
+        programs * 2 * half if fold.item_leaves == 8 and not fold.in_registers else 4, dtype=word
+    )
     partials = a.new_empty(items * 2 * half if fold.split > 1 else 4, dtype=word)
     if fold.split == 1:
         counters = scratch.view(torch.int32)

@@ -77,7 +77,7 @@ def load_box(desc, row, k, barrier, buffer, K_MAJOR: gl.constexpr):
 @gluon.jit
 def load_stage(operands, ring, stage, phase, row, column, k, T: gl.constexpr):
     """Fill one stage as soon as both consumers have left it. TMA writes zeros beyond the matrix."""
-    a_desc, b_descs = operands
+    a_desc, b_desc = operands
     a_boxes, b_boxes, full, empty = ring
     BYTES: gl.constexpr = (128 + T.BN) * T.BK * 2
     ready = full.index(stage)
@@ -85,15 +85,13 @@ def load_stage(operands, ring, stage, phase, row, column, k, T: gl.constexpr):
     mbarrier.expect(ready, BYTES)
     load_box(a_desc, row, k, ready, a_boxes.index(2 * stage), T.A_K_MAJOR)
     load_box(a_desc, row + 64, k, ready, a_boxes.index(2 * stage + 1), T.A_K_MAJOR)
-    for part in gl.static_range(T.PARTS):
-        box = b_boxes.index(T.PARTS * stage + part)
-        load_box(b_descs[part], column // T.PARTS, k, ready, box, T.B_K_MAJOR)
+    load_box(b_desc, column, k, ready, b_boxes.index(stage), T.B_K_MAJOR)
 
 
 @gluon.jit
 def produce(operands, ring, M, N, K, group, SPLIT: gl.constexpr, T: gl.constexpr):
     """Load the stages of this program's work items one after the other, with no pause between
-    leaves or tiles. N counts the columns of all parts.
+    leaves or tiles.
     """
     tiles_m = gl.cdiv(M, 128)
     tiles_n = gl.cdiv(N, T.BN)
@@ -120,7 +118,7 @@ def multiply(ring, acc, stage, HALF: gl.constexpr, FIRST: gl.constexpr, T: gl.co
     """Issue acc (+)= A[64, BK] @ B[BK, BN] of one stage; the result is there after a wait."""
     a_boxes, b_boxes, full, empty = ring
     a = a_boxes.index(2 * stage + HALF)
-    b = b_boxes.index(stage)
+    b = b_boxes.index(stage * T.B_PITCH)
     if not T.A_K_MAJOR:
         a = a.permute((1, 0))
     if T.B_K_MAJOR:
@@ -188,12 +186,15 @@ def in_word_order(x, WIDE: gl.constexpr):
 
 @gluon.jit
 def columns_of(block, WIDE: gl.constexpr):
-    """One block of words -> [64, 32] words in wgmma layout: undoes `in_word_order`."""
+    """One block of words -> [64, 32] words in wgmma layout (or half a block -> [64, 16]): undoes
+    `in_word_order`.
+    """
+    GROUPS: gl.constexpr = block.shape[0] // 512
     if WIDE:
-        y = block.reshape((4, 4, 8, 4, 2, 2)).permute((1, 4, 2, 0, 3, 5))
+        y = block.reshape((GROUPS, 4, 8, 4, 2, 2)).permute((1, 4, 2, 0, 3, 5))
     else:
-        y = block.reshape((4, 4, 8, 4, 2, 2)).permute((1, 5, 2, 0, 4, 3))
-    return y.reshape((64, 32))
+        y = block.reshape((GROUPS, 4, 8, 4, 2, 2)).permute((1, 5, 2, 0, 4, 3))
+    return y.reshape((64, GROUPS * 8))
 
 
 @gluon.jit
@@ -262,6 +263,40 @@ def blocks_of(words, COUNT: gl.constexpr):
         return blocks_of(left, COUNT // 2) + blocks_of(right, COUNT // 2)
 
 
+@gluon.jit
+def subtree(
+    ring,
+    acc,
+    stage,
+    phase,
+    steps,
+    LEAVES: gl.constexpr,
+    HALF: gl.constexpr,
+    WIDE: gl.constexpr,
+    T: gl.constexpr,
+):
+    """The next LEAVES leaves -> (words of their root, `acc` with the first step of the leaf behind
+    them in flight, its stage and phase). All pending sums stay in registers, and joints above the
+    leaves are made behind that first step.
+    """
+    if LEAVES <= 2:
+        leaf, stage, phase = other_steps(ring, acc, stage, phase, steps, HALF, T)
+        words = round_leaf(leaf, WIDE)
+        if LEAVES == 2:
+            acc = first_step(ring, stage, phase, HALF, T)
+            leaf, stage, phase = other_steps(ring, acc, stage, phase, steps, HALF, T)
+            words = joint_with_leaf(words, leaf, WIDE)
+        return words, first_step(ring, stage, phase, HALF, T), stage, phase
+    else:
+        left, acc, stage, phase = subtree(
+            ring, acc, stage, phase, steps, LEAVES // 2, HALF, WIDE, T
+        )
+        right, acc, stage, phase = subtree(
+            ring, acc, stage, phase, steps, LEAVES // 2, HALF, WIDE, T
+        )
+        return joint(left, right, WIDE), acc, stage, phase
+
+
 # -- C ---------------------------------------------------------------------------------------------
 
 
@@ -278,7 +313,7 @@ def store_block(out_desc, staging, block, row, column, PENDING: gl.constexpr, WI
     else:
         low = x.to(gl.int16).to(gl.bfloat16, bitcast=True)
         high = (x >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
-        x = gl.join(low, high).reshape((64, 64))
+        x = gl.join(low, high).reshape((64, 2 * low.shape[1]))
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, x.shape[1], 16])
     tma.store_wait(PENDING)
     staging.store(gl.convert_layout(x, LAYOUT, assert_trivial=True))

@@ -31,7 +31,7 @@ class CompileTime:
 @dataclass(frozen=True)
 class Tiling(CompileTime):
     """The pipeline: tiles of 128 x `bn`, a ring of `stages` x `bk`, `slots` staging buffers of 8 KB
-    a consumer, how the operands lie, and how many weights share the columns of a tile (`parts`).
+    a consumer, how the operands lie, and how many boxes of `bn` columns a stage of B has room for.
     """
 
     bn: int
@@ -40,7 +40,7 @@ class Tiling(CompileTime):
     slots: int
     a_k_major: bool = True
     b_k_major: bool = True
-    parts: int = 1
+    b_pitch: int = 1
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Fold(CompileTime):
     blocks: int = field(init=False)  # of 2048 words, in a half tile
     slot_pitch: int = field(init=False)  # C blocks in 8 KB: two where FP32 words leave as BF16
     early: bool = field(init=False)
+    in_registers: bool = field(init=False)  # all pending sums
 
     def __post_init__(self) -> None:
         columns = 32 if self.wide else 64
@@ -72,6 +73,7 @@ class Fold(CompileTime):
             "blocks": self.bn // columns,
             "slot_pitch": 2 if self.wide and self.out_bits == 16 else 1,
             "early": self._early(self.leaves // self.split),
+            "in_registers": self.bn == 128 and not self.wide,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -159,30 +161,33 @@ def candidates(M: int, N: int, K: int, tree: ReductionTree, out_bits: int = 16) 
             yield config
 
 
-# Rough clocks of an H200 at its usual 1.7 GHz. Only their ratios matter.
-MMA_FLOPS = 4096 * 0.97  # a clock and SM: dense BF16
-FEED_BYTES = 48  # a clock and SM: L2 into shared memory while all SMs ask
-DRAM_BYTES = 2450  # a clock: the whole device
-FOLD_LEAF = 350  # rounding a leaf, folding it, refilling the pipe
-FINISH = 1800  # a tile's last fold and its store
-PUBLISH = 3000  # a subtree root into the L2, and the counter
-COLLECT = 1500  # fetching one published root
+# Clocks, fitted to 212 timings of 20 shapes on an H200 (the worst choice among those costs 2.8 %).
+# Only their ratios matter.
+MMA_FLOPS = {256: 3944, 128: 3932}  # a clock and SM, by tile width: dense BF16, 4096 at best
+FEED_BYTES = 65  # a clock and SM: L2 into shared memory while all SMs ask
+DRAM_BYTES = 2250  # a clock: the whole device
+FOLD_EXPOSED = 210  # rounding a leaf, folding it, refilling the pipe
+FOLD_HIDDEN = 130  # the same where the next leaf's first step runs meanwhile
+FINISH = 60  # a tile's store, most of it in the shadow of the next tile
+PUBLISH = 4100  # a subtree root into the L2, and the counter
+COLLECT = 2600  # fetching one published root
 
 
 def cost(
     M: int, N: int, K: int, tree: ReductionTree, out_bits: int, config: Config, sms: int
 ) -> float:
-    """Estimated clocks. Small M is bound by reading B once, large M by the tensor cores, both by
-    whole waves of work items; a split shortens an item but pays for the traffic of its roots.
+    """Estimated clocks, but for what all configurations pay. Small M is bound by reading B once,
+    large M by the tensor cores, both by whole waves of work items; a split shortens an item but
+    pays for the traffic of its roots.
     """
     bn, split = config.bn, config.split
-    rows = min(TILE_M, M)
     tiles = -(-M // TILE_M) * -(-N // bn)
     waves = -(-tiles * split // sms)
     width = bn / 256 * (2 if is_wide(tree, out_bits) else 1)
-    per_k = max(2 * TILE_M * bn / MMA_FLOPS, (rows + bn) * 2 / FEED_BYTES)
-    item = K / split * per_k + tree.leaves / split * FOLD_LEAF * width
-    item += FINISH * width if split == 1 else PUBLISH * width
+    per_k = max(2 * TILE_M * bn / MMA_FLOPS[bn], (min(TILE_M, M) + bn) * 2 / FEED_BYTES)
+    fold = FOLD_HIDDEN if bn == 128 and tree.leaves > 1 else FOLD_EXPOSED
+    item = K / split * per_k + tree.leaves / split * fold * width
+    item += (FINISH if split == 1 else PUBLISH) * width
     last = 0 if split == 1 else (COLLECT * split + FINISH) * width
     floor = ((M + N) * K * 2 + M * N * out_bits / 8) / DRAM_BYTES
     return max(waves * item, floor) + last

@@ -25,9 +25,9 @@ def operand_box(rows: int, block_k: int, k_major: bool) -> Box:
     return box, gl.NVMMASharedLayout(swizzle, 16, rank=2)
 
 
-def out_box(wide: bool, out_bits: int) -> Box:
+def out_box(wide: bool, out_bits: int, columns: int | None = None) -> Box:
     """TMA box and shared memory layout of one block of C, from FP32 words or BF16 pairs."""
-    columns = 32 if wide else 64
+    columns = columns or (32 if wide else 64)
     return [64, columns], gl.NVMMASharedLayout(columns * out_bits // 8, out_bits, rank=2)
 
 
@@ -38,8 +38,8 @@ def k_major(name: str, x: Tensor, k_dim: int) -> bool:
             f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}: "
             "the Hopper kernels take BF16 matrices on a CUDA device; use a portable kernel"
         )
-    along_k = _aligned(x, k_dim)
-    if not along_k and not _aligned(x, 1 - k_dim):
+    along_k = aligned(x, k_dim)
+    if not along_k and not aligned(x, 1 - k_dim):
         raise ValueError(_misaligned(name, x))
     return along_k
 
@@ -60,12 +60,12 @@ def output(
             f"{name} is {out.dtype} {tuple(out.shape)} on {out.device}: "
             f"expected {allowed} {shape} on a CUDA device"
         )
-    if not _aligned(out, 1):
+    if not aligned(out, 1):
         raise ValueError(_misaligned(name, out))
     return _descriptor(out, 1, box)
 
 
-def _aligned(x: Tensor, inner: int) -> bool:
+def aligned(x: Tensor, inner: int) -> bool:
     """Can TMA read or write `x` with its memory running along axis `inner`?"""
     size, outer = x.element_size(), 1 - inner
     stride = x.stride(outer) * size

@@ -185,7 +185,7 @@ def gate_up(
     elif choice.schedule == "hopper":
         from rlkernel.kernels import hopper_swiglu
 
-        hopper_swiglu.hopper_gate_up(x, w_gate, w_up, hidden, gate, up, choice.config)
+        hopper_swiglu.hopper_gate_up(x, w_gate, w_up, hidden, gate, up)
     else:
         for weight, product in ((w_gate, gate), (w_up, up)):
             gemm(x, weight.t(), product, CHAIN)
@@ -215,7 +215,7 @@ def gate_up_allows(schedule: str, x: Tensor, w_gate: Tensor, w_up: Tensor) -> bo
         along = [hopper_tma.k_major("operand", t, 1) for t in (x, w_gate, w_up)]
     except ValueError:
         return False
-    return all(along) and h % 64 == 0 and h >= 256 and w_gate.shape[0] % 8 == 0
+    return all(along) and h % 64 == 0 and h >= 320 and w_gate.shape[0] % 8 == 0
 
 
 def swiglu_backward(d_hidden: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:

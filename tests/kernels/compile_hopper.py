@@ -29,7 +29,8 @@ from rlkernel.contract import ReductionTree  # noqa: E402
 from rlkernel.kernels.hopper_gemm import gemm_kernel  # noqa: E402
 from rlkernel.kernels.hopper_pipeline import REGISTERS  # noqa: E402
 from rlkernel.kernels.hopper_plan import Config, is_wide, shapes  # noqa: E402
-from rlkernel.kernels.hopper_swiglu import gate_up_kernel, gate_up_tiling  # noqa: E402
+from rlkernel.kernels.hopper_silu import SWIGLU  # noqa: E402
+from rlkernel.kernels.hopper_swiglu import NARROW, WIDE, gate_up_kernel  # noqa: E402
 from rlkernel.kernels.hopper_tma import operand_box, out_box  # noqa: E402
 
 TOOLS = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin"
@@ -62,23 +63,17 @@ def gemm(name: str, out_bits: int, config: Config, layout: str) -> GluonASTSourc
     return GluonASTSource(gemm_kernel, signature, {"F": fold, "T": tiling}, aligned)
 
 
-def gate_up(bn: int, keep: bool) -> GluonASTSource:
+def gate_up(keep: bool, arithmetic: str = SWIGLU) -> GluonASTSource:
     """The source of one gate/up kernel; keep: does it store gate and up, too?"""
-    tiling = gate_up_tiling(Config(bn, 1))
-    weight = descriptor(operand_box(bn // 2, tiling.bk, True), "bf16")
-    block = descriptor(out_box(False, 16), "bf16")
+    operands, outs = descriptor(operand_box(64, 64, True), "bf16"), out_box(False, 16, 32)
     signature = {
-        "x_desc": descriptor(operand_box(64, tiling.bk, True), "bf16"),
-        "gate_weight_desc": weight,
-        "up_weight_desc": weight,
-        "hidden_desc": block,
-        "gate_desc": block,
-        "up_desc": block,
-        **NUMBERS,
-        "KEEP": "constexpr",
-        "T": "constexpr",
+        **dict.fromkeys(("x_desc", "gate_weight_desc", "up_weight_desc"), operands),
+        **dict.fromkeys(("hidden_desc", "gate_desc", "up_desc"), descriptor(outs, "bf16")),
+        **dict.fromkeys(("wide", "M", "width", "K", "group"), "i32"),
+        **dict.fromkeys(("KEEP", "TEXT", "W", "N"), "constexpr"),
     }
-    return GluonASTSource(gate_up_kernel, signature, {"KEEP": keep, "T": tiling})
+    constants = {"KEEP": keep, "TEXT": arithmetic, "W": WIDE, "N": NARROW}
+    return GluonASTSource(gate_up_kernel, signature, constants)
 
 
 def production() -> Iterator[tuple[str, GluonASTSource]]:
@@ -102,8 +97,8 @@ def production() -> Iterator[tuple[str, GluonASTSource]]:
         except ValueError:
             continue
         yield f"{tree}>{bits}/{layout}/{bn}/{split}", source
-    for bn, keep in product((256, 128), (False, True)):
-        yield f"gate_up{'+keep' if keep else ''}/{bn}", gate_up(bn, keep)
+    for keep in (False, True):
+        yield f"gate_up{'+keep' if keep else ''}", gate_up(keep)
 
 
 def report(source: GluonASTSource) -> dict:

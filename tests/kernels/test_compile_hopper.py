@@ -18,8 +18,8 @@ HANDFUL = (
     "tree8.fp32>32/kk/128/1",
     "tree2.fp32>16/kk/128/1",
     "chain>16/mk/256/1",
-    "gate_up/256",
-    "gate_up+keep/256",
+    "gate_up",
+    "gate_up+keep",
 )
 
 
