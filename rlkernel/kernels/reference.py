@@ -16,7 +16,8 @@ from torch import Tensor
 from rlkernel.contract import ReductionTree, balanced
 
 CHAIN = ReductionTree.parse("chain")
-LARGE = 1024  # cuBLAS splits K where C is small: no C smaller than this on either side
+# cuBLAS splits a long K where C is small: C is padded until it does not.
+LARGE, LONG_K, LARGE_FOR_LONG_K = 1024, 2048, 4096
 
 
 class GateUp(NamedTuple):
@@ -91,7 +92,8 @@ def _library_chain(a: Tensor, b: Tensor) -> Tensor:
     Zeros behind the last k, and rows and columns that are cut off again, change no bit.
     """
     (m, k), n = a.shape, b.shape[1]
-    rows, cols, depth = max(m, LARGE), max(-(-n // 8) * 8, LARGE), -(-k // 16) * 16
+    least = LARGE if k <= LONG_K else LARGE_FOR_LONG_K
+    rows, cols, depth = max(m, least), max(-(-n // 8) * 8, least), -(-k // 16) * 16
     left, right = a.new_zeros(rows, depth), b.new_zeros(depth, cols)
     left[:m, :k], right[:k, :n] = a, b
     return torch.mm(left, right, out_dtype=torch.float32)[:m, :n]
