@@ -161,6 +161,15 @@ class Comm:
         self._check_site(x, site, axis)
         return self._observed("all_gather", x, site, axis, dim, self._gather)
 
+    def agree(self, said: str, site: str, axis: str) -> None:
+        """Raise Disagreement, naming every rank's word, unless all ranks of the axis say the same.
+
+        For what a sum depends on and the shapes of its summands do not show.
+        """
+        link = self._link(site, axis)
+        if link.size > 1:
+            self._guarded(site, link.ranks, lambda: link.agreement.check(site, f"{site} {said}"))
+
     def collect(self, value: object) -> list:
         """Control plane: every rank's picklable value, in rank order, on every rank. For results,
         not for tensors.
@@ -273,13 +282,16 @@ class Comm:
 
     # -- refusals ----------------------------------------------------------------------------------
 
-    def _check_site(self, x: Tensor, site: str, axis: str) -> None:
+    def _link(self, site: str, axis: str) -> Link:
         if axis not in self.links:
             raise ValueError(
                 f"{site}: no group for axis {axis!r} in grid {self.grid}: "
                 f"have {', '.join(self.links)}"
             )
-        transport = self.links[axis].transport
+        return self.links[axis]
+
+    def _check_site(self, x: Tensor, site: str, axis: str) -> None:
+        transport = self._link(site, axis).transport
         wanted = {"process-group/gloo": "cpu", "process-group/nccl": "cuda"}.get(
             getattr(transport, "name", "")
         )

@@ -19,7 +19,7 @@ from rlkernel.collectives.agreement import HeaderAgreement, StoreAgreement
 from rlkernel.collectives.comm import Comm, Link
 from rlkernel.collectives.errors import PeerLost
 from rlkernel.collectives.roll_call import RollCall
-from rlkernel.collectives.transport import ProcessGroupTransport
+from rlkernel.collectives.transport import ProcessGroupTransport, StagedTransport
 from rlkernel.contract import ReductionTree
 from rlkernel.grid import GROUP_AXES, Grid
 
@@ -29,17 +29,19 @@ START_S = 120.0  # how long ranks may come one after the other when a world is m
 
 class World:
     """All ranks of one launch. backend "gloo" (cpu) or "nccl" (cuda, RCCL included); timeout_s
-    bounds every wait.
+    bounds every wait. device "cuda" with gloo: tensors on GPUs that ranks may share, every message
+    staged through the host.
     """
 
-    def __init__(self, store: dist.Store, backend: str, timeout_s: float) -> None:
+    def __init__(self, store: dist.Store, backend: str, timeout_s: float, device: str = "") -> None:
         self.store, self.backend, self.timeout_s = store, backend, timeout_s
+        self.device = _device(device or BACKENDS[backend])
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
 
     @classmethod
-    def join(cls, backend: str = "gloo", timeout_s: float = 25.0) -> World:
+    def join(cls, backend: str = "gloo", timeout_s: float = 25.0, device: str = "") -> World:
         """Meet the other ranks through torchrun's rendezvous. Raises ValueError for a backend or
         device not there.
         """
@@ -47,9 +49,12 @@ class World:
             raise ValueError(
                 f"backend {backend!r} is not supported: expected one of {', '.join(BACKENDS)}"
             )
-        if backend == "nccl":
+        device = device or BACKENDS[backend]
+        if backend == "nccl" and device != "cuda":
+            raise ValueError(f"backend nccl moves cuda tensors, not those of {device}: use gloo")
+        if device == "cuda":
             if not torch.cuda.is_available():
-                raise ValueError("backend nccl needs a GPU and none is visible: use gloo")
+                raise ValueError(f"backend {backend} on cuda needs a GPU and none is visible")
             # More ranks than GPUs share them in turn: right for bits, never for timing.
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
         # Importing torch takes the ranks of a busy machine seconds that no peer is to blame for.
@@ -63,7 +68,7 @@ class World:
             world_size=size,
             timeout=patience,
         )
-        world = cls(dist.PrefixStore("rlkernel", store), backend, timeout_s)
+        world = cls(dist.PrefixStore("rlkernel", store), backend, timeout_s, device)
         world.meet("joined", patience.total_seconds())
         return world
 
@@ -82,7 +87,8 @@ class World:
         control = self._group(tuple(range(grid.size)), "gloo")
         if self.rank >= grid.size:
             return None
-        return _comm(grid, self.rank, groups, contract, self.store, self.timeout_s, control)
+        made = (self.store, self.timeout_s, control, self.device)
+        return _comm(grid, self.rank, groups, contract, *made)
 
     def meet(self, tag: str, timeout_s: float) -> None:
         """Wait for all ranks of the world through the store; no collective is pending meanwhile.
@@ -142,13 +148,23 @@ def comm_over(
                 f"{axis} group {group!r} is not a process group that rank {rank} belongs to"
             )
         grid.check_group(dist.get_process_group_ranks(group), axis, rank)
-    return _comm(grid, rank, groups, contract, store, timeout_s, dist.group.WORLD)
+    device = _device("cpu" if dist.get_backend() == "gloo" else "cuda")
+    return _comm(grid, rank, groups, contract, store, timeout_s, dist.group.WORLD, device)
 
 
-def _comm(grid, rank, groups, contract, store, timeout_s, control) -> Comm:
-    links = {axis: _link(group, rank, store, timeout_s) for axis, group in groups.items()}
+def alone(device: torch.device | str = "cpu", contract: ReductionTree | None = None) -> Comm:
+    """The seam of a single rank, without torch.distributed: nothing ever moves."""
+    links = {axis: Link((0,), 0, None, None) for axis in GROUP_AXES}
+    return Comm(Grid(), 0, links, contract or ReductionTree(), device=device)
+
+
+def _device(kind: str) -> str:
+    return f"cuda:{torch.cuda.current_device()}" if kind == "cuda" else kind
+
+
+def _comm(grid, rank, groups, contract, store, timeout_s, control, device) -> Comm:
+    links = {axis: _link(group, rank, store, timeout_s, device) for axis, group in groups.items()}
     roll_call = RollCall(store, rank, timeout_s)
-    device = "cpu" if dist.get_backend() == "gloo" else f"cuda:{torch.cuda.current_device()}"
     return Comm(
         grid,
         rank,
@@ -160,10 +176,13 @@ def _comm(grid, rank, groups, contract, store, timeout_s, control) -> Comm:
     )
 
 
-def _link(group: dist.ProcessGroup | None, rank: int, store: dist.Store, timeout_s: float) -> Link:
+def _link(
+    group: dist.ProcessGroup | None, rank: int, store: dist.Store, timeout_s: float, device: str
+) -> Link:
     if group is None:
         return Link((rank,), 0, None, None)
-    transport = ProcessGroupTransport(group, timeout_s)
+    staged = dist.get_backend(group) == "gloo" and device != "cpu"
+    transport = (StagedTransport if staged else ProcessGroupTransport)(group, timeout_s)
     if transport.backend not in BACKENDS:
         raise ValueError(
             f"backend {transport.backend!r} is not supported: expected one of {', '.join(BACKENDS)}"

@@ -76,5 +76,32 @@ class ProcessGroupTransport:
             work.wait()
 
 
+class StagedTransport(ProcessGroupTransport):
+    """gloo for tensors on a GPU: each message goes through host memory, on both ends.
+
+    Ranks may share a GPU, which NCCL refuses; good for bits, never for timing. Every message waits
+    for the GPU, so nothing of it can be captured into a CUDA graph: ValueError there.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        super().__init__(group, timeout_s)
+        self.name += ", staged through the host"
+
+    def swap(self, x: Tensor, peer: int) -> Tensor:
+        return super().swap(_on_host(x), peer).to(x.device)
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        return [part.to(x.device) for part in super().gather(_on_host(x))]
+
+
+def _on_host(x: Tensor) -> Tensor:
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "a message that is staged through the host cannot be captured into a CUDA graph: "
+            "use the nccl backend, or call without a graph"
+        )
+    return x.cpu()
+
+
 def _bytes(x: Tensor) -> Tensor:
     return x.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,8 +1,10 @@
 """Are the bits of a GEMM and of an FFN fixed by the contract alone, and what does that cost?
 
 `--what census` runs every schedule on adversarial data, `gemm` the products of an FFN step and
-`ffn` the whole forward against the official layer. On the CPU the kernels run in Triton's
-interpreter and nothing is timed.
+`ffn` the whole forward against the official layer; `layer` compares forward and backward of the
+distributed layer with one rank, bit for bit, `graph` the replays of its CUDA graph with eager
+calls. On the CPU the kernels run in Triton's interpreter, the layer on their plain-torch twins, and
+nothing is timed.
 """
 
 from __future__ import annotations
@@ -10,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlkernel.experiments import layouts
 from rlkernel.experiments.case import Case, UsageError, check_seeds, param
 from rlkernel.grid import Grid
 
 NAME = "det-ffn"
-SUMMARY = (
-    "deterministic GEMM and FFN kernels: the same bits from every schedule, and what they cost"
-)
+SUMMARY = "deterministic FFN: the same bits from every schedule and layout, and what they cost"
 QUESTION = (
-    "Are the bits fixed by the contract alone, whatever batch, tile or schedule; at what cost?"
+    "Are the bits fixed by the contract alone, whatever batch, tile, schedule or layout; at what "
+    "cost?"
 )
 
-WHAT = ("census", "gemm", "ffn")
+KERNELS = ("census", "gemm", "ffn")
+WHAT = (*KERNELS, "graph", "layer")
 CONTRACTS = ("tree8.bf16", "tree8.fp32", "tree2.bf16", "chain")
 SIZES = {
     "small": {"hidden": 64, "intermediate": 128, "m": (1, 17, 33)},
@@ -32,35 +35,44 @@ SIZES = {
     },
 }
 CENSUS_ROWS = {"small": (1, 33), "qwen3": (1, 32, 200, 1024)}
-FAULTS = ("none", "extra-rounding")
+FAULTS = ("none", "extra-rounding", *layouts.FAULTS)
 
 COVERED = (
     "every schedule, tile and operand order of a contract against one oracle, bit for bit, on "
     "random, cancelling, subnormal, large-residual, integer and signed-zero data",
     "one row inside batches of other sizes; all products of an FFN step, forward and backward",
     "the whole forward against the official layer, interleaved in one process, hot",
+    "forward, dX and dW of the layer under TP, CP and SP against one rank; negative controls",
 )
 NOT_COVERED = (
     "other GPU architectures: on gfx942 the kernels compile, they were not run",
     "bits across architectures, library versions or contracts: none are promised",
-    "distributed layouts and the backward as a layer",
+    "times of distributed layouts; sums by symmetric memory; data parallelism",
 )
 
 
 @dataclass(frozen=True)
 class Params:
-    what: tuple[str, ...] = param(("census", "gemm", "ffn"), "what to look at", choices=WHAT)
+    what: tuple[str, ...] = param(KERNELS, "what to look at", choices=WHAT)
     size: str = param("small", "small: H=64 I=128; qwen3: H=4096 I=12288", choices=tuple(SIZES))
     m: tuple[int, ...] = param((), "rows of the batch; by default those of the size", unit="rows")
     contract: tuple[str, ...] = param(CONTRACTS, "orders of additions", choices=CONTRACTS)
     fault: str = param(
-        "none", "extra-rounding: halve each leaf and round both halves", choices=FAULTS
+        "none",
+        "extra-rounding: halve each leaf and round both halves; the others: an order of additions "
+        "of the layer",
+        choices=FAULTS,
     )
     seed: tuple[int, ...] = param((11,), "seeds of weights and data")
     graph: bool = param(True, "time CUDA graphs on all sides; false: plain calls on all sides")
     warmup: float = param(1.0, "matrix products ahead of the first sample", unit="s")
     samples: int = param(40, "timed rounds, each with every variant once; 0: no timing")
     device: str = param("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    layout: tuple[str, ...] = layouts.layout_param()
+    dx: tuple[str, ...] = layouts.dx_param()
+    dw: tuple[str, ...] = layouts.dw_param()
+    repeats: int = param(3, "training steps of the layer whose bits must be equal")
+    transport: str = layouts.transport_param()
 
 
 def cases(params: Params) -> list[Case]:
@@ -70,19 +82,39 @@ def cases(params: Params) -> list[Case]:
         raise UsageError("each m must be at least 1 row")
     if params.samples < 0 or params.warmup < 0:
         raise UsageError("samples and warmup cannot be negative")
-    size = SIZES[params.size]
+    size, asked = SIZES[params.size], _what(params)
     found = []
-    for what in params.what:
+    for what in (what for what in asked if what in KERNELS):
         rows = params.m or (CENSUS_ROWS[params.size] if what == "census" else size["m"])
         for m in rows:
             found += [
                 Case(NAME, Grid(), "bf16", seed, params.fault, _parameters(params, what, m))
                 for seed in params.seed
             ]
-    if "ffn" in params.what and params.fault == "none":
+    if "ffn" in asked and params.fault == "none":
         what = _parameters(params, "fp16", 8)
         found += [Case(NAME, Grid(), "bf16", seed, "none", what) for seed in params.seed]
+    dims = (size["hidden"], size["intermediate"])
+    for what in ("graph", "layer"):  # last: the kernels' cases decide first whether to interpret
+        if what in asked:
+            for grid, at in layouts.layer_cases(params, what, *dims, CONTRACTS):
+                found += [Case(NAME, grid, "bf16", seed, params.fault, at) for seed in params.seed]
     return found
+
+
+def _what(params: Params) -> tuple[str, ...]:
+    """A layout asks for the layer. Raises UsageError for a fault that is not of what is asked."""
+    asked = ("layer",) if params.layout and params.what == KERNELS else params.what
+    if params.layout and not {"graph", "layer"} & set(asked):
+        raise UsageError("layout is of what=layer and what=graph only: leave one of them out")
+    for what in asked if params.fault != "none" else ():
+        own = {"layer": layouts.FAULTS, "graph": ()}.get(what, ("extra-rounding",))
+        if params.fault not in own:
+            raise UsageError(
+                f"fault {params.fault} cannot show in {what}, whose faults are: "
+                f"{', '.join(own) or 'none'}"
+            )
+    return asked
 
 
 def _parameters(params: Params, what: str, m: int) -> dict:
@@ -106,6 +138,11 @@ def run(case: Case, comm) -> dict:
     """One shape: a row with the bits, the drift and, on a GPU, the times of every contract."""
     import os
 
+    if case.parameters["what"] in ("graph", "layer"):
+        from rlkernel.ffn import capture, exactness
+
+        row = {"graph": capture.graph_row, "layer": exactness.layer_row}
+        return row[case.parameters["what"]](case, comm)
     if comm.device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
     from rlkernel.ffn import measure
@@ -147,7 +184,10 @@ def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list
     header = ["case", "contract", "schedule", "differ", "rel L2 to FP64", "us", "/ baseline"]
     body = []
     for row in rows:
-        for line in row["result"].get("lines", ()):
+        lines = row["result"].get("lines", ())
+        if "layout" in row["case"]["parameters"]:
+            lines = layouts.merged(lines)
+        for line in lines:
             ratio = line.get("ratio")
             body.append(
                 [
@@ -177,4 +217,6 @@ def protocol(params: Params) -> dict:
 def _label(row: Mapping) -> str:
     case = row["case"]
     fault = "" if case["fault"] == "none" else f" {case['fault']}"
-    return f"{case['parameters']['what']} M={case['parameters']['m']}{fault}"
+    at = case["parameters"]
+    layout = f" {at['layout']}" if "layout" in at else ""
+    return f"{at['what']}{layout} M={at['m']}{fault}"

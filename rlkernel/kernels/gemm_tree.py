@@ -63,7 +63,7 @@ def gemm_tree(
     Raises TypeError for a wrong dtype, ValueError for shapes, bounds, tile or device, before any
     launch.
     """
-    bounds = _check(a, b, out, tree, bounds)
+    bounds = check(a, b, out, tree, bounds)
     (m, k), n = a.shape, b.shape[1]
     if not m or not n:
         return out
@@ -179,7 +179,7 @@ def _gemm_tree(
     loaded = ()
     if ONE_STEP:  # nothing to pipeline: ask for all operands before the first is used
         for i in tl.static_range(LEAVES):
-            lo, hi = _slice(0, k_size, units * STEP, i, LEAVES, EDGES, EVEN)
+            lo, hi = leaf_slice(0, k_size, units * STEP, i, LEAVES, EDGES, EVEN)
             keep_k = (ks < hi - lo) | (not MASK_K)
             x = _load(a_tile, lo, a_k, keep_m[:, None] & keep_k[None, :])
             y = _load(b_tile, lo, b_k, keep_k[:, None] & keep_n[None, :])
@@ -188,12 +188,12 @@ def _gemm_tree(
     pending = ()
     for step in tl.static_range(len(ORDER)):
         if ORDER[step] == JOINT:
-            pending = (_kept(joint(pending[1][0], pending[0]), ARCH), pending[1][1])
+            pending = (kept(joint(pending[1][0], pending[0]), ARCH), pending[1][1])
         else:
             if ONE_STEP:
                 acc = dot(loaded[ORDER[step]][0], loaded[ORDER[step]][1], zeros)
             else:
-                lo, hi = _slice(0, k_size, units * STEP, ORDER[step], LEAVES, EDGES, EVEN)
+                lo, hi = leaf_slice(0, k_size, units * STEP, ORDER[step], LEAVES, EDGES, EVEN)
                 acc = zeros
                 for k in range(lo, hi, BLOCK_K):
                     keep_k = (ks < hi - k) | (not MASK_K)
@@ -201,9 +201,9 @@ def _gemm_tree(
                     y = _load(b_tile, k, b_k, keep_k[:, None] & keep_n[None, :])
                     acc = dot(x, y, acc)
             if NODE_BF16:
-                pending = (_kept(to_bf16(acc), ARCH), pending)
+                pending = (kept(to_bf16(acc), ARCH), pending)
             else:
-                pending = (_kept(acc, ARCH), pending)
+                pending = (kept(acc, ARCH), pending)
 
     at = out_ptr + rows[:, None] * out_m + cols[None, :] * out_n
     tl.store(at, narrowed(pending[0], OUT_BF16), mask=keep_m[:, None] & keep_n[None, :])
@@ -216,7 +216,7 @@ def _load(tile, k, stride, keep):
 
 
 @triton.jit
-def _kept(node, ARCH: tl.constexpr):
+def kept(node, ARCH: tl.constexpr):
     """The node itself, computed here and not later.
 
     LLVM would move the roundings down to the joint, behind the loops of the leaves between, and
@@ -236,7 +236,7 @@ def _kept(node, ARCH: tl.constexpr):
 
 
 @triton.jit
-def _slice(
+def leaf_slice(
     lo,
     hi,
     length,
@@ -254,9 +254,9 @@ def _slice(
     elif LEAVES == 1:
         return lo, hi
     elif LEAF < HALF:
-        return _slice(lo, lo + (hi - lo) // 2, length, LEAF, HALF, EDGES, EVEN)
+        return leaf_slice(lo, lo + (hi - lo) // 2, length, LEAF, HALF, EDGES, EVEN)
     else:
-        return _slice(lo + (hi - lo) // 2, hi, length, LEAF - HALF, HALF, EDGES, EVEN)
+        return leaf_slice(lo + (hi - lo) // 2, hi, length, LEAF - HALF, HALF, EDGES, EVEN)
 
 
 def default_config(m: int, n: int, k: int, tree: ReductionTree, hip: bool | None = None) -> Config:
@@ -295,13 +295,14 @@ def candidates(
     return tuple(dict.fromkeys(found))
 
 
-def _check(
+def check(
     a: Tensor,
     b: Tensor,
     out: Tensor,
     tree: ReductionTree,
-    bounds: Sequence[tuple[int, int]] | None,
+    bounds: Sequence[tuple[int, int]] | None = None,
 ) -> tuple[tuple[int, int], ...]:
+    """The bounds of the leaves; TypeError or ValueError where a launch cannot be."""
     for name, tensor in (("a", a), ("b", b)):
         if tensor.dtype != torch.bfloat16:
             raise TypeError(f"{name} is {tensor.dtype}: expected torch.bfloat16; cast it first")

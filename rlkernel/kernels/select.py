@@ -3,6 +3,7 @@
     twin     plain torch on the CPU: the contract itself
     tile     Triton, a program a tile of C, pointer loads; any strides, any backend
     decode   Triton, M <= 128: the leaves spread over programs; bound by reading b once
+    tokens   Triton, K <= 64: a strip of C a program, all leaves of a tile; bound by writing C
     hopper   Gluon on SM90: persistent, warp-specialised, TMA and wgmma; bound by the tensor cores
     library  torch.mm: chains only, on shapes where this device has proven it equal
 
@@ -18,7 +19,15 @@ import torch
 from torch import Tensor
 
 from rlkernel.contract import ReductionTree
-from rlkernel.kernels import bf16, gemm_decode, gemm_tree, reference, swiglu, swiglu_decode
+from rlkernel.kernels import (
+    bf16,
+    gemm_decode,
+    gemm_tokens,
+    gemm_tree,
+    reference,
+    swiglu,
+    swiglu_decode,
+)
 from rlkernel.kernels.workspace import counters
 
 CHAIN = ReductionTree(1, "fp32")
@@ -73,8 +82,9 @@ def gemm(
         arrivals = counters(a.device, hopper_gemm.counters_needed(a.shape[0], b.shape[1]))
         hopper_gemm.hopper_gemm(a, b, out, tree, choice.config, arrivals)
     else:
-        launch = {"tile": gemm_tree.gemm_tree, "decode": gemm_decode.gemm_decode}[choice.schedule]
-        launch(a, b, out, tree, choice.config)
+        launches = {"tile": gemm_tree.gemm_tree, "decode": gemm_decode.gemm_decode}
+        launches["tokens"] = gemm_tokens.gemm_tokens
+        launches[choice.schedule](a, b, out, tree, choice.config)
     return choice
 
 
@@ -83,7 +93,7 @@ def choose(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> Choice:
     if a.device.type == "cpu":
         return Choice("tile" if bf16.INTERPRETED else "twin")
     few = min(a.shape[0], b.shape[1]) <= FEW_ROWS
-    for schedule in ("decode",) if few else ("library", "hopper", "decode"):
+    for schedule in ("decode",) if few else ("tokens", "library", "hopper", "decode"):
         if _legal(schedule, a, b, out, tree):
             return Choice(schedule)
     return Choice("tile")
@@ -100,6 +110,8 @@ def choices(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> list[Choi
         found += [
             Choice("decode", config) for config in gemm_decode.candidates(m, n, k, tree, along_k)
         ]
+    if _legal("tokens", a, b, out, tree):
+        found += [Choice("tokens", config) for config in gemm_tokens.candidates(m, n, k, tree)]
     if _legal("hopper", a, b, out, tree):
         from rlkernel.kernels import hopper_plan
 
@@ -115,6 +127,8 @@ def _legal(schedule: str, a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree
         return False
     if schedule == "decode":
         return gemm_decode.refuses(a, b, out, tree) is None
+    if schedule == "tokens":
+        return gemm_tokens.refuses(a, b, out, tree) is None
     if schedule == "hopper":
         return _hopper_allows(a, b, out, tree)
     return _library_is_the_chain(a, b, out, tree)

@@ -39,7 +39,10 @@ class Plan:
 
     @property
     def backend(self) -> str:
-        return "nccl" if self.device == "cuda" else "gloo"
+        asked = getattr(self.params, "transport", "auto")
+        if self.device != "cuda":
+            return "gloo"
+        return "nccl" if asked == "auto" else asked
 
     @property
     def pending(self) -> list[tuple[Case, str]]:
@@ -90,10 +93,11 @@ def place(params: object, cases: list[Case], environment: dict) -> tuple[str, st
     """("cpu" or "cuda", why that is impossible here or None).
 
     A `target` or `device` parameter decides; "auto", and none at all, takes GPUs where there are
-    enough.
+    enough: one a rank, or any one under `transport` gloo, whose ranks may share it.
     """
     target = getattr(params, "target", getattr(params, "device", "auto"))
-    needed = max(case.grid.size for case in cases)
+    shared = getattr(params, "transport", "auto") == "gloo"
+    needed = 1 if shared else max(case.grid.size for case in cases)
     usable = _visible(len(environment["gpus"])) if "+cpu" not in (environment["torch"] or "") else 0
     if target == "cuda" and usable < needed:
         return "cuda", f"needs {needed} GPU(s), this machine has {usable} that torch can use"

@@ -49,7 +49,7 @@ def work(spec: dict, folder: Path) -> None:
     from rlkernel.records.store import RunFolder, now
 
     experiment = experiments.load(spec["experiment"])
-    world = World.join(backend=spec["backend"], timeout_s=spec["peer_timeout_s"])
+    world = World.join(spec["backend"], spec["peer_timeout_s"], spec["device"])
     home = RunFolder(folder)
     for number, item in enumerate(spec["cases"]):
         case = Case.from_dict(item["case"])

@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlkernel.contract import ReductionTree
-from rlkernel.kernels import fold, gemm_tree, swiglu
+from rlkernel.kernels import fold, gemm_tokens, gemm_tree, swiglu
 from tests.kernels.disassembly import describe
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
@@ -43,6 +43,19 @@ GEMMS = [
     ((4096, 4096, 4096), "b", "tree16.bf16", "bf16"),
     ((4096, 4096, 4096), "b", "tree16.fp32", "fp32"),
 ]
+# (M, N, tokens), contract, out: weight gradients of few tokens, from one leaf to sixteen.
+TOKENS = [
+    ((12288, 4096, 1), "tree8.bf16", "bf16"),
+    ((12288, 4096, 5), "tree8.bf16", "bf16"),  # absent leaves
+    ((12288, 4096, 5), "tree8.fp32", "bf16"),
+    ((12288, 4096, 64), "tree8.bf16", "bf16"),
+    ((12288, 4096, 64), "tree8.fp32", "bf16"),
+    ((12288, 4096, 64), "tree8.fp32", "fp32"),
+    ((12288, 4096, 64), "tree2.bf16", "bf16"),
+    ((12288, 4096, 64), "chain", "bf16"),
+    ((12288, 4096, 64), "tree16.bf16", "bf16"),
+    ((12288, 4096, 64), "tree16.fp32", "bf16"),
+]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 BF16 = "*bf16"
 
@@ -55,7 +68,7 @@ def compiled(fn, types: dict[str, str], constants: dict, target: GPUTarget, **op
             signature[name], values[(i,)] = "constexpr", constants[name]
         else:
             signature[name] = types.get(name, "i32")
-            if name not in ("k_size", "units", "nought"):  # what a launch specialises
+            if name not in ("k_size", "units", "nought", "span"):  # what a launch specialises
                 attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=fn, signature=signature, constexprs=values, attrs=attributes)
     return triton.compile(source, target=target, options=options)
@@ -79,6 +92,19 @@ def gemms(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
         yield title, config, gemm(shape, transposed, name, out, config, target)
 
 
+def tokens(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
+    for shape, name, out in TOKENS:
+        tree = ReductionTree.parse(name)
+        config = gemm_tokens.default_config(*shape, tree, hip=target.backend == "hip")
+        meta = gemm_tokens.constants(shape, tree, config, DTYPES[out])
+        options = {name: meta.pop(name) for name in ("num_warps", "num_stages")}
+        meta |= {"ARCH": target.backend, "a_m": 1, "b_n": 1, "out_n": 1}
+        types = {"a_ptr": BF16, "b_ptr": BF16, "out_ptr": f"*{out}"}
+        title = f"gemm_tokens {'x'.join(map(str, shape))} {name} {out}"
+        result = compiled(gemm_tokens._gemm_tokens, types, meta, target, **options)
+        yield title, config, result
+
+
 def elementwise(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
     rows = {f"{name}_i": 1 for name in ("d_hidden", "gate", "up", "d_gate", "d_up", "hidden")}
     pointers = dict.fromkeys(("d_hidden", "gate", "up", "d_gate", "d_up", "hidden"), BF16)
@@ -98,7 +124,7 @@ def elementwise(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
 
 def main() -> None:
     for name, target in TARGETS.items():
-        for title, config, result in (*gemms(target), *elementwise(target)):
+        for title, config, result in (*gemms(target), *tokens(target), *elementwise(target)):
             facts = {"target": name, "triton": triton.__version__, "kernel": title}
             facts |= {"config": config and vars(config), **describe(result)}
             # Joints of gemm_tree and what a dot starts from, as the compiler's first stage has it.

@@ -41,7 +41,7 @@ def test_nothing_spills(kernels):
 def test_matrix_instructions(kernels):
     """wgmma from 64 rows a tile on, mma.sync below; MFMA on CDNA."""
     for row in kernels:
-        if not row["kernel"].startswith("gemm_tree"):
+        if not row["kernel"].startswith("gemm_"):
             continue
         if row["target"] == "gfx942":
             assert row["mfma"] > 0, row
@@ -60,6 +60,20 @@ def test_no_joint_became_the_start_of_a_dot(kernels):
             leaves = 1 if tree == "chain" else int(tree[4 : tree.index(".")])
             present = min(leaves, int(shape.split("x")[2]))
             assert row["sums"] == present - 1 + 1, row  # and the zero that the dots start from
+
+
+@pytest.mark.timeout(600)
+def test_every_leaf_of_few_tokens_is_a_product_of_its_own(kernels):
+    """One wgmma a leaf from 16 k-slots and no zeroed accumulators; all joints are still there."""
+    for row in kernels:
+        if row["kernel"].startswith("gemm_tokens"):
+            _, shape, tree, _ = row["kernel"].split()
+            tokens, leaves = int(shape.split("x")[2]), 1 if tree == "chain" else int(tree[4:-5])
+            leaves = min(leaves, 1 << (tokens - 1).bit_length())  # of one token: no more needed
+            assert row["sums"] == leaves - 1, row
+            if row["target"] == "sm_90":
+                steps = max(1, tokens // leaves // 16)
+                assert row["ptx"]["wgmma"] == leaves * steps, row
 
 
 @pytest.mark.timeout(600)

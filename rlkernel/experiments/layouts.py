@@ -1,0 +1,154 @@
+"""The layouts of det-ffn's layer: which there are, what can run on them and what can show there.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rlkernel.experiments.case import UsageError, param
+from rlkernel.grid import Grid
+
+# name -> (grid, sequence parallel)
+LAYOUTS = {
+    "tp2": (Grid(tp=2), False),
+    "tp2_sp": (Grid(tp=2), True),
+    "tp4": (Grid(tp=4), False),
+    "tp2_cp2": (Grid(cp=2, tp=2), False),
+    "tp2_cp2_sp": (Grid(cp=2, tp=2), True),
+    "tp8": (Grid(tp=8), False),
+    "tp4_cp2": (Grid(cp=2, tp=4), False),
+    "tp4_cp2_sp": (Grid(cp=2, tp=4), True),
+}
+ALL = {"single": (Grid(), False), **LAYOUTS}
+BETWEEN_RANKS = ("left-fold", "exchanged", "arrival-order")
+FAULTS = (*BETWEEN_RANKS, "leaves16", "local-left-fold")
+TOKENS = 32
+
+
+def layout_param():
+    text = "distributed layouts of the layer; by default all. Implies what=layer"
+    return param((), text, choices=tuple(LAYOUTS))
+
+
+def dx_param():
+    text = "separate: gate's and up's dX summed apart, then added; packed: in one tree"
+    return param(("separate", "packed"), text, choices=("separate", "packed"))
+
+
+def dw_param():
+    text = "over CP reduce subtree roots, gather the tokens, or what moves fewer bytes"
+    return param(("reduce", "gather"), text, choices=("reduce", "gather", "auto"))
+
+
+def transport_param():
+    text = "between GPUs: nccl, or gloo through the host, whose ranks may share a GPU"
+    return param("auto", text, choices=("auto", "nccl", "gloo"))
+
+
+def layer_cases(
+    params, what: str, hidden: int, intermediate: int, default_contracts: tuple[str, ...]
+):
+    """(grid, parameters) of every layout and number of tokens; a graph's default is one rank.
+
+    Raises UsageError for what cannot run, and for a fault where it cannot show.
+    """
+    if params.repeats < 2:
+        raise UsageError("repeats must be at least 2: their bits are compared with the first's")
+    if params.transport == "nccl" and params.device == "cpu":
+        raise UsageError("transport=nccl moves GPU tensors: device=cpu has gloo only")
+    if what == "graph" and (params.device == "cpu" or params.transport == "gloo"):
+        raise UsageError(
+            "what=graph captures a CUDA graph: device=cpu has none, and what transport=gloo stages "
+            "through the host cannot be captured"
+        )
+    for layout in params.layout or (LAYOUTS if what == "layer" else ("single",)):
+        grid, split = ALL[layout]
+        for m in params.m or (TOKENS,):
+            _check_tokens(layout, m)
+            contracts = _contracts(params, layout, default_contracts)
+            if params.fault != "none":
+                contracts = _shown(params, layout, m, contracts, default_contracts)
+            yield (
+                grid,
+                {
+                    "what": what,
+                    "m": m,
+                    "hidden": hidden,
+                    "intermediate": intermediate,
+                    "contracts": "+".join(contracts),
+                    "layout": layout,
+                    "sequence_parallel": split,
+                    "dx": "+".join(params.dx),
+                    "dw": "+".join(params.dw),
+                    "repeats": params.repeats,
+                    "transport": params.transport,
+                },
+            )
+
+
+def _check_tokens(layout: str, m: int) -> None:
+    grid, split = ALL[layout]
+    shards = grid.cp * (grid.tp if split else 1)
+    if m % shards:
+        raise UsageError(f"m={m} is not possible on {layout}: tokens divide over {shards} ranks")
+
+
+def _contracts(params, layout: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Those whose trees this grid can hold. One that was asked for by name is refused."""
+    grid = ALL[layout][0]
+    most = max(grid.tp, grid.cp)
+    held = tuple(name for name in params.contract if leaves(name) >= most)
+    if params.contract != default and held != params.contract:
+        refused = next(name for name in params.contract if name not in held)
+        raise UsageError(
+            f"contract {refused} is not possible on {layout}: {most} ranks need {most} leaves"
+        )
+    return held
+
+
+def _shown(params, layout: str, m: int, contracts, default) -> tuple[str, ...]:
+    """The contracts under which the fault must show on this layout."""
+    found = tuple(name for name in contracts if shows(params.fault, layout, m, name))
+    if not found or (params.contract != default and found != params.contract):
+        raise UsageError(f"fault {params.fault} cannot show on {layout} with m={m} under "
+                         f"{'+'.join(contracts)}: {_NEEDS[params.fault]}; and joints that are "
+                         "rounded to bf16, for the output hides the others")  # fmt: skip
+    return found
+
+
+_NEEDS = dict.fromkeys(BETWEEN_RANKS, "it needs a sum over four ranks")
+_NEEDS["leaves16"] = "it needs a contract of fewer than 16 leaves"
+_NEEDS["local-left-fold"] = "it needs four leaves within a rank"
+
+
+def shows(fault: str, layout: str, m: int, contract: str) -> bool:
+    """Whether the fault changes an order of additions there, by more than the output's rounding."""
+    grid, most = LAYOUTS[layout][0], leaves(contract)
+    if not contract.endswith(".bf16"):
+        return False
+    if fault in BETWEEN_RANKS:
+        return max(grid.tp, grid.cp) >= 4
+    if fault == "leaves16":
+        return most < 16
+    return max(most // grid.tp, min(most, m) // grid.cp) >= 4
+
+
+def merged(lines) -> list[dict]:
+    """One line a variant, all of its results together, for a table."""
+    found: dict[tuple, dict] = {}
+    for line in lines:
+        operator = f"dx {line['dx']}, dw {line['dw']}"
+        total = found.setdefault(
+            (operator, line["contract"]),
+            {**line, "operator": operator, "mismatches": 0, "elements": 0},
+        )
+        for name in ("mismatches", "elements"):
+            total[name] += line[name]
+    return list(found.values())
+
+
+def leaves(contract: str) -> int:
+    """tree8.bf16 -> 8; chain -> 1."""
+    return int((re.findall(r"\d+", contract.partition(".")[0]) or ["1"])[0])
