@@ -13,7 +13,7 @@ from torch import Tensor
 from rlkernel import compare
 from rlkernel.contract import ReductionTree
 from rlkernel.ffn import ops
-from rlkernel.ffn.official import NotInstalled, official_mlp
+from rlkernel.ffn.official import NotInstalled, official_mlp, official_version
 from rlkernel.kernels import census, reference, select
 
 CENSUS_COLUMNS = {"cpu": 24, "cuda": 520}  # not a multiple of any tile
@@ -115,7 +115,7 @@ def ffn_row(case, device: torch.device) -> dict:
     _add_times(lines, timed, tuple(baselines), flops, moved)
     weights = 2 * 3 * gate.numel() + 2 * x.numel()
     peak = {name: more and weights + more for name, more in memory.items()}
-    return _result(checks, lines, lines=lines, samples=timed, official=why or "transformers",
+    return _result(checks, lines, lines=lines, samples=timed, official=why or official_version(),
                    peak_bytes=peak)  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ def official_mlp(gate: Tensor, up: Tensor, down: Tensor) -> torch.nn.Module:
         from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
     except ImportError as error:
         raise NotInstalled(
-            "transformers is not installed: pip install -r env/requirements-official.txt"
+            "transformers is not installed: make setup, or pip install transformers==5.17.0"
         ) from error
     intermediate, hidden = gate.shape
     config = Qwen3Config(hidden_size=hidden, intermediate_size=intermediate, hidden_act="silu")
@@ -30,3 +32,11 @@ def official_mlp(gate: Tensor, up: Tensor, down: Tensor) -> torch.nn.Module:
     for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
         getattr(layer, name).weight = torch.nn.Parameter(weight, requires_grad=False)
     return layer
+
+
+def official_version() -> str:
+    """`transformers 5.17.0`: the opponent's times depend on it. Raises NotInstalled."""
+    try:
+        return f"transformers {importlib.metadata.version('transformers')}"
+    except importlib.metadata.PackageNotFoundError as error:
+        raise NotInstalled("transformers is not installed") from error

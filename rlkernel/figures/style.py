@@ -24,6 +24,9 @@ WHOLE = "#e8edf2"
 RANKS = ("#2f6db5", "#e3941c", "#2a9079", "#9a5fb0", "#6bb3e0", "#b5562f", "#7d8f2a", "#5a5f8f")
 PASS, FAIL = "#2a9079", SUM
 
+# One order of additions each; a mark of its own (figures/contracts.py) says the same again.
+CONTRACTS = ("#1f5a99", "#e3941c", "#2a9079", "#9a5fb0", "#5d6b7a")
+
 # Ordered amounts (a number of ranks): one hue, light to dark, so that the order is seen without a
 # legend.
 STEPS = ("#8fb8dd", "#4d8cc7", "#1f5a99", "#0d3259")

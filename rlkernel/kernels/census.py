@@ -16,6 +16,7 @@ from rlkernel import compare
 from rlkernel.contract import ReductionTree
 from rlkernel.kernels import reference, select
 
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 FAMILIES = {
     "normal": "normal numbers, the second operand scaled by 1/sqrt(K)",
     "cancellation": "large terms that cancel in pairs over K and leave small ones",
@@ -120,17 +121,26 @@ def census(
 ) -> list[dict]:
     """All families, layouts and choices of one shape; refuses what differs.
 
-    -> rows of compare_choices with "family" and "layout".
+    Where joints keep FP32, so do the outputs: rounded to BF16 they would hide most of the order.
+    On a GPU the BF16 outputs are compared as well, because other kernels write those.
+
+    -> rows of compare_choices with "family", "layout" and "out".
     """
     rows = []
+    outs = [torch.float32 if tree.round_to == "fp32" else torch.bfloat16]
+    if device.type != "cpu" and torch.bfloat16 not in outs:
+        outs.append(torch.bfloat16)
     for family in FAMILIES:
         a, b = operands(family, m, k, n, seed=seed, device=device)
         # Interpreted kernels take their time, and a layout is a matter of addresses, not of values.
         every = family == "normal" or device.type != "cpu"
         for layout, left, right in layouts(a, b, every):
-            for row in compare_choices(left, right, tree, run_as=run_as):
-                rows.append({"family": family, "layout": layout, **row})
-                if row["mismatches"] and run_as in (None, tree):
-                    where = f"{family} data, {layout}, {row['config']}"
-                    select.refuse(row["schedule"], tree.name, f"{where}: {row['first']}")
+            for out in outs:
+                found = compare_choices(left, right, tree, run_as=run_as, out_dtype=out)
+                where = {"family": family, "layout": layout, "out": DTYPE_NAMES[out]}
+                rows += [where | row for row in found]
+    for row in rows:
+        if row["mismatches"] and run_as in (None, tree):
+            where = f"{row['family']} data, {row['layout']}, {row['config']}"
+            select.refuse(row["schedule"], tree.name, f"{where}: {row['first']}")
     return rows

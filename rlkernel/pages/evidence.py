@@ -20,6 +20,7 @@ from rlkernel.records import Record
 PACKAGE = Path(__file__).resolve().parents[1]
 # What makes two records answers to the same question; sizes, seeds and ranks may differ.
 KIND = ("mode", "size", "target", "fault", "block", "twin", "dense")
+PARTS = ("what",)  # a record answers where it has at least the parts that are asked for
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,10 @@ def _same(record: Record, asked) -> bool:
     for name in KIND:
         mine, theirs = getattr(asked, name, None), record.run.get("parameters", {}).get(name)
         if mine is not None and theirs is not None and _plain(mine) != _plain(theirs):
+            return False
+    for name in PARTS:
+        wanted, there = getattr(asked, name, ()), record.run.get("parameters", {}).get(name)
+        if there is not None and not set(wanted) <= set(there):
             return False
     return True
 

@@ -22,6 +22,8 @@ from rlkernel.records import Record, environment, label
 
 CARDS = Path(__file__).parent / "template" / "cards.css"
 OPEN_ROWS = 12  # a longer table starts closed
+COMPUTED = "Computed here as this page was made, on the CPU; no record holds it."
+DPI = 160  # 1.6 dots a CSS pixel: a page with ten figures stays below two megabytes
 LONG = 80  # characters; a cell with more is a sentence and wraps
 
 
@@ -36,12 +38,15 @@ def start() -> None:
         _emit(f"<style>{CARDS.read_text()}</style>", "")
 
 
-def figure(plot: Plot, evidence: Evidence, *, main: bool = False, rows=None) -> None:
+def figure(
+    plot: Plot, evidence: Evidence, *, main: bool = False, rows=None, gap: bool = True
+) -> None:
     """The drawing of each record with its text alternative, source and table.
 
     main: the index shows this one. rows: a subset instead of all rows, as a function of a record.
+    gap: with a box where nothing was measured here; false where one stands already.
     """
-    if evidence.local is None:
+    if evidence.local is None and gap:
         not_measured(evidence)
     for record in evidence.records:
         chosen = rows(record) if rows else record.rows
@@ -90,6 +95,11 @@ def drawing(plot: Plot, evidence: Evidence | None = None) -> None:
     _emit(figure_html(plot, chosen, told), plot.alt(chosen), kind="drawing")
 
 
+def computed(plot: Plot, rows) -> None:
+    """The drawing of rows that no record holds: computed while the page was made."""
+    _emit(figure_html(plot, rows, COMPUTED), plot.alt(rows), kind="drawing")
+
+
 def rows(evidence: Evidence) -> list[dict]:
     """The rows of the first record: the local one where there is one."""
     return evidence.records[0].rows if evidence.records else []
@@ -108,8 +118,11 @@ def topology(evidence: Evidence) -> None:
 
 
 def table(evidence: Evidence, header: list[str], body: list[list[str]], caption: str = "") -> None:
-    """A table with the source of its numbers under it."""
-    source = sources(evidence.records[0], True) if evidence.records else ""
+    """A table with the source of its numbers under it; nothing where there is no number."""
+    if not body:
+        return
+    first = next(iter(evidence.records), None)
+    source = sources(first, first is evidence.local) if first else ""
     _emit(
         f'<div class="rk-card">{table_html(header, body)}'
         f'<p class="rk-source">{escape(caption)} {source}</p></div>',
@@ -193,7 +206,7 @@ def figure_html(plot: Plot, rows, origin: str = "") -> str:
     """One <figure>: picture, caption with its origin (a fragment of HTML), table."""
     drawn = plot.draw(rows)
     width, height = (round(98 * inches) for inches in drawn.get_size_inches())
-    data = base64.b64encode(style.png(drawn)).decode()
+    data = base64.b64encode(style.png(drawn, dpi=DPI)).decode()
     source = f'<span class="rk-source">{origin}</span>' if origin else ""
     said = f"<strong>{escape(plot.title)}</strong> {escape(plot.note)} {source}"
     return (

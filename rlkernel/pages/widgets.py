@@ -7,6 +7,7 @@ no widget is made: a saved notebook then holds nothing that would need a live ke
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from rlkernel.figures import Plot
@@ -17,13 +18,14 @@ from rlkernel.pages.evidence import Evidence
 # What a reader may choose: label -> the text of that property of a row.
 AXES: dict[str, Callable[[dict], str]] = {
     "block": lambda row: of.option(row, "block"),
+    "M": lambda row: of.option(row, "m"),
     "P": lambda row: str(of.ranks(row)),
     "dtype": lambda row: row["case"]["dtype"],
     "fault": lambda row: row["case"]["fault"],
     "seed": lambda row: str(row["case"]["seed"]),
 }
 BROWSED = ("P", "dtype", "fault", "seed")
-PARAMETER = {"P": "nproc"}  # axes that an experiment calls otherwise
+PARAMETER = {"P": "nproc", "M": "m"}  # axes that an experiment calls otherwise
 
 
 def choices(rows, axes=BROWSED) -> dict[str, list[str]]:
@@ -37,18 +39,25 @@ def select(rows, chosen: dict[str, str]) -> list[dict]:
 
 
 def browse(
-    plot: Plot, found: Evidence, axes=BROWSED, start: dict[str, str] | None = None, again=False
+    plot: Plot,
+    found: Evidence,
+    axes=BROWSED,
+    start: dict[str, str] | None = None,
+    again=False,
+    only=None,
 ) -> None:
     """Choose one of a record's cases by its axes and see it drawn; each menu offers what fits those
     in front of it.
 
     start: the values chosen first; where they fit no case, the first that failed, or the first one.
     Headless, that case as a static figure. again: with a button that measures the chosen case anew,
-    with another seed.
+    with another seed. only: a function of the rows, to those that may be chosen.
     """
     if found.local is None:
         show.not_measured(found)
         return
+    if only:
+        found = _only_rows(found, only)
     if show.headless():
         default = _default(found.local.rows, axes, start)
         show.figure(plot, _only_local(found), rows=lambda record: select(record.rows, default))
@@ -61,6 +70,35 @@ def browse(
     display(ipywidgets.HBox(list(chosen.values())), shown)
     if again:
         display(*anew(plot, found.experiment, chosen))
+
+
+def live(plot: Plot, compute: Callable[..., list[dict]], offered: dict, start=None) -> None:
+    """Choose the arguments of compute(**chosen) -> rows and see them drawn, computed at once.
+
+    offered: argument -> the values that it may take. start: argument -> the value chosen first, by
+    default the first one. Headless, those as a static figure.
+    """
+    first = {name: (start or {}).get(name, values[0]) for name, values in offered.items()}
+    if show.headless():
+        show.computed(plot, compute(**first))
+        return
+    import ipywidgets
+    from IPython.display import HTML, display
+
+    made, drawn = live_menus(plot, compute, offered, first)
+    shown = ipywidgets.interactive_output(lambda **c: display(HTML(drawn(**c))), made)
+    display(ipywidgets.HBox(list(made.values())), shown)
+
+
+def live_menus(plot: Plot, compute, offered: dict, first: dict) -> tuple[dict, Callable[..., str]]:
+    """({argument: menu}, a function of the chosen values -> HTML of what they give)."""
+    import ipywidgets
+
+    made = {
+        name: ipywidgets.Dropdown(options=list(values), value=first[name], description=name)
+        for name, values in offered.items()
+    }
+    return made, lambda **chosen: show.figure_html(plot, compute(**chosen), show.COMPUTED)
 
 
 def menus(
@@ -155,3 +193,8 @@ def _default(rows, axes=BROWSED, start: dict[str, str] | None = None) -> dict[st
 
 def _only_local(found: Evidence) -> Evidence:
     return Evidence(found.experiment, found.parameters, found.local)
+
+
+def _only_rows(found: Evidence, only: Callable) -> Evidence:
+    local = dataclasses.replace(found.local, rows=only(found.local.rows))
+    return dataclasses.replace(found, local=local)

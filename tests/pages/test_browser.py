@@ -11,7 +11,7 @@ from PIL import Image
 from tests.pages import browser
 
 WIDTHS = (1280, 400)
-PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum")
+PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum", "04_determinism")
 pytestmark = pytest.mark.browser
 
 

@@ -19,7 +19,7 @@ from rlkernel.experiments.case import UsageError
 from rlkernel.pages import evidence, report
 from rlkernel.run import launch
 
-PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum")
+PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum", "04_determinism")
 TIME = re.compile(r"<time>[^<]*</time>")
 
 
@@ -67,6 +67,7 @@ def test_the_index_tells_question_verdict_machine_and_figure(built):
         "What can this machine measure",
         "Each fault is caught where it must show first",
         "Every fault of both blocks is named rightly",
+        "Are the bits of a GEMM and of an FFN fixed by the contract alone",
         records.label(records.environment()),
     ):
         assert text in page.text
@@ -134,12 +135,39 @@ def test_the_audit_page_shows_what_it_must(built):
     assert sum(len(r.rows) for r in rows if r.run["parameters"]["fault"] == "all") == 60
 
 
+def test_the_determinism_page_shows_what_it_must(built):
+    page = Page(read(built.folder, "04_determinism"))
+    for text in (
+        "Every schedule gives the contract's bits",
+        "census M=17: tree8.fp32: all schedules agree",
+        "forward tree2.bf16: the oracle's bits",
+        "Computed here as this page was made",
+        "(8, 64, 128)",  # the observation in FP16
+        "ROCm (gfx942): compiles; not run",
+        "NOT COVERED",
+    ):
+        assert text in page.text, text
+    starts = [alt.split(".")[0][:22] for alt in page.alts]
+    assert starts[0] == "The contracts as trees" and "Census of schedules ag" in starts
+    assert {"One row inside batches", "One row in batches of ", "Relative L2 error to F"} <= {
+        *starts
+    }
+    census = next(alt for alt in page.alts if alt.startswith("Census"))
+    compared = re.findall(r"(\S+): (\d+) / (\d+) differ", census)
+    assert [name for name, *_ in compared] == ["tree8.bf16", "tree8.fp32", "tree2.bf16", "chain"]
+    assert all(wrong == "0" and int(count) >= 50 for _, wrong, count in compared)
+
+
 def test_what_this_machine_cannot_measure_is_a_box_with_its_command(built):
     if records.environment()["gpus"]:
         pytest.skip("this machine has GPUs: there is no gap to show")
-    for name in ("00_start", "01_tp_swiglu"):
+    for name, need in {
+        "00_start": "2 GPUs",
+        "01_tp_swiglu": "2 GPUs",
+        "04_determinism": "1 GPU",
+    }.items():
         text = Page(read(built.folder, name)).text
-        assert "NOT MEASURED here: needs 2 GPUs" in text
+        assert f"NOT MEASURED here: needs {need}" in text
         assert "python -m rlkernel" in text.split("NOT MEASURED here")[1][:200]
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlkernel import records
-from rlkernel.figures import audit, tp_swiglu
+from rlkernel.figures import audit, bits, tp_swiglu
 from rlkernel.pages import evidence, show, widgets
 from rlkernel.pages.evidence import Evidence
-from tests.figures import synthetic
+from tests.figures import products, synthetic
 
 CHECKS = [
     {"name": "P=2: <equivalent>", "passed": True, "value": 1.5e-8, "limit": 1e-7, "excess": 0.15},
@@ -275,3 +275,70 @@ def test_the_button_measures_and_shows_the_verdict(found, monkeypatch):
     button.click()
     assert asked == [("tp-swiglu", {"nproc": (2,), "force": True})], "anew, not from a record"
     assert output is not None
+
+
+# ---- parts of an experiment, and what is computed on the page ------------------------------------
+
+
+def test_a_record_answers_for_the_parts_that_it_has(results, monkeypatch):
+    monkeypatch.setattr(records, "environment", lambda: {"gpus": []})
+    for name, what in {"all": ["census", "gemm", "ffn"], "census": ["census"]}.items():
+        asked = {"size": "qwen3", "what": what}
+        folder = results / "published" / "det-ffn" / name
+        record(folder, experiment="det-ffn", parameters=asked, environment=GPUS)
+
+    def answered(*what: str) -> set[str]:
+        found = evidence.get("det-ffn", gpus=1, size="qwen3", what=what)
+        return {one.path.name for one in found.records}
+
+    assert answered("census") == {"all", "census"}
+    assert answered("gemm", "ffn") == answered("census", "gemm") == {"all"}
+
+
+def test_a_second_figure_of_the_same_gap_needs_no_second_box(results, monkeypatch):
+    record(results / "published" / "tp-swiglu" / "gpu", environment=GPUS)
+    monkeypatch.setattr(records, "environment", lambda: {"gpus": []})
+    found = evidence.get("tp-swiglu", gpus=2, mode="catalogue")
+    (figure,) = displayed(show.figure, tp_swiglu.HEAT, found, gap=False)
+    assert figure["kind"] == "figure"
+
+
+def test_a_table_says_whose_numbers_it_shows_and_an_empty_one_is_not_there(found):
+    (piece,) = displayed(show.table, found, ["n"], [["1"]])
+    assert "Measured here" in piece["html"]
+    elsewhere = Evidence("tp-swiglu", {}, None, (found.local,))
+    (piece,) = displayed(show.table, elsewhere, ["n"], [["1"]])
+    assert "Published, 2-core" in piece["html"] and "Measured here" not in piece["html"]
+    assert displayed(show.table, found, ["n"], []) == []
+
+
+def test_only_those_rows_may_be_chosen(found, monkeypatch):
+    monkeypatch.setenv("RLKERNEL_HEADLESS", "1")
+    right = lambda rows: [r for r in rows if r["passed"]]  # noqa: E731
+    (piece,) = displayed(widgets.browse, tp_swiglu.HEAT, found, only=right)
+    assert "first wrong" not in piece["text"] and "Measured here" in piece["html"]
+
+
+OFFERED = {"m": (1, 2), "contract": ("chain", "tree8.bf16")}
+
+
+def by_hand(m: int, contract: str) -> list[dict]:
+    return products.look(contract, m)
+
+
+def test_what_is_computed_on_the_page_says_so(monkeypatch):
+    monkeypatch.setenv("RLKERNEL_HEADLESS", "1")
+    (piece,) = displayed(widgets.live, bits.BITS, by_hand, OFFERED, {"m": 33})
+    assert (
+        piece["kind"] == "drawing" and "up to M = 33 against the row alone: chain" in piece["text"]
+    )
+    assert show.COMPUTED in piece["html"] and "results/" not in piece["html"]
+
+
+def test_another_choice_computes_anew(monkeypatch):
+    monkeypatch.delenv("RLKERNEL_HEADLESS", raising=False)
+    menus, drawn = widgets.live_menus(bits.BITS, by_hand, OFFERED, {"m": 2, "contract": "chain"})
+    assert {name: menu.value for name, menu in menus.items()} == {"m": 2, "contract": "chain"}
+    assert list(menus["contract"].options) == ["chain", "tree8.bf16"]
+    html = drawn(m=1, contract="tree8.bf16")
+    assert "up to M = 1 against the row alone: tree8.bf16" in html and show.COMPUTED in html
