@@ -76,7 +76,8 @@ def test_a_tree_of_fp32_is_as_near_to_fp64_as_the_chain(launched):
 def test_the_official_layer_was_there(launched):
     _, _, record = launched["right"]
     _, ffn, fp16 = (row["result"] for row in record.rows)
-    assert ffn["official"] .startswith("transformers ") and set(ffn["peak_bytes"].values()) == {None}
+    assert ffn["official"].startswith("transformers ")
+    assert set(ffn["peak_bytes"].values()) == {None}
     assert all(0 <= li["differ_from_official"] < li["elements"] for li in ffn["lines"])
     assert 0 < fp16["drift"]["rel_l2"] < 1e-2
 
@@ -164,8 +165,11 @@ def row_of(contract: str) -> dict:
     return measure.census_row(Case("det-ffn", Grid(), seed=11, parameters=at), torch.device("cpu"))
 
 
-# Which data show a fold from the right. FP32 joints hide nearly all of it behind the result's BF16.
-SHOWN = {"tree8.bf16": {"normal", "cancellation", "integers"}, "tree8.fp32": {"cancellation"}}
+# Which data show a fold from the right. Integers are exact in FP32 in any order.
+SHOWN = {
+    "tree8.bf16": {"normal", "cancellation", "integers"},
+    "tree8.fp32": {"normal", "cancellation", "residual"},
+}
 
 
 @pytest.mark.parametrize("contract", det_ffn.CONTRACTS)
