@@ -1,10 +1,10 @@
 """Are the bits of a GEMM and of an FFN fixed by the contract alone, and what does that cost?
 
-`--what census` runs every schedule on adversarial data, `gemm` the products of an FFN step and
-`ffn` the whole forward against the official layer; `layer` compares forward and backward of the
-distributed layer with one rank, bit for bit, `graph` the replays of its CUDA graph with eager
-calls. On the CPU the kernels run in Triton's interpreter, the layer on their plain-torch twins, and
-nothing is timed.
+`--what census` runs every schedule on adversarial data, `gemm` the products of an FFN step, `ffn`
+the whole forward and `train` a whole training step against the official layer; `layer` compares
+forward and backward of the distributed layer with one rank, bit for bit, `graph` the replays of its
+CUDA graph with eager calls. On the CPU the kernels run in Triton's interpreter, the layer on their
+plain-torch twins, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ QUESTION = (
 )
 
 KERNELS = ("census", "gemm", "ffn")
-WHAT = (*KERNELS, "graph", "layer")
+ALONE = (*KERNELS, "train")  # what one rank does by itself
+WHAT = (*ALONE, "graph", "layer")
 CONTRACTS = ("tree8.bf16", "tree8.fp32", "tree2.bf16", "chain")
 SIZES = {
     "small": {"hidden": 64, "intermediate": 128, "m": (1, 17, 33)},
@@ -85,7 +86,7 @@ def cases(params: Params) -> list[Case]:
         raise UsageError("samples and warmup cannot be negative")
     size, asked = SIZES[params.size], _what(params)
     found = []
-    for what in (what for what in asked if what in KERNELS):
+    for what in (what for what in asked if what in ALONE):
         rows = params.m or (CENSUS_ROWS[params.size] if what == "census" else size["m"])
         for m in rows:
             found += [
@@ -120,7 +121,7 @@ def _what(params: Params) -> tuple[str, ...]:
 
 def _parameters(params: Params, what: str, m: int) -> dict:
     size = SIZES[params.size]
-    timed = what in ("gemm", "ffn")
+    timed = what in ("gemm", "ffn", "train")
     return {
         "what": what,
         "m": m,
@@ -144,15 +145,16 @@ def run(case: Case, comm) -> dict:
 
         row = {"graph": capture.graph_row, "layer": exactness.layer_row}
         return row[case.parameters["what"]](case, comm)
-    if comm.device.type == "cpu":
+    if comm.device.type == "cpu" and case.parameters["what"] in KERNELS:
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
-    from rlkernel.ffn import measure
+    from rlkernel.ffn import measure, training
 
     row = {
         "census": measure.census_row,
         "gemm": measure.gemm_row,
         "ffn": measure.ffn_row,
         "fp16": measure.fp16_row,
+        "train": training.train_row,
     }[case.parameters["what"]]
     return row(case, comm.device)
 

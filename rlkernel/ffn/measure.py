@@ -25,7 +25,7 @@ def census_row(case, device: torch.device) -> dict:
     """Every legal schedule on every family of data; and one row inside batches of other sizes."""
     at = case.parameters
     rows, checks = [], []
-    for tree in _trees(at):
+    for tree in trees(at):
         found = [
             {"contract": tree.name, **row}
             for row in census.census(
@@ -40,11 +40,11 @@ def census_row(case, device: torch.device) -> dict:
         ]
         right = sum(not row["mismatches"] for row in found)
         checks.append(
-            _check(f"{tree.name}: all schedules agree", right == len(found),
+            check(f"{tree.name}: all schedules agree", right == len(found),
                    f"{right} of {len(found)}", "all, bit for bit")
         )  # fmt: skip
         rows += found
-    moved = [_anchor_row(tree, at, case.seed, device) for tree in _trees(at)]
+    moved = [_anchor_row(tree, at, case.seed, device) for tree in trees(at)]
     for line in moved:
         checks.append(_bits(f"{line['contract']}: a row keeps its bits in any batch", line))
     return _result(checks, rows + moved, census=rows, anchors=moved, refused=select.refused())
@@ -55,7 +55,7 @@ def gemm_row(case, device: torch.device) -> dict:
     lines, samples, checks = [], [], []
     for operator, (a, b) in _products(case, device).items():
         own, work, exact = [], {}, reference.exact(a[: _some(b.shape[1])], b)
-        for tree in _trees(case.parameters):
+        for tree in trees(case.parameters):
             out = torch.full((a.shape[0], b.shape[1]), float("nan"), device=device).bfloat16()
             choice = select.gemm(a, b, out, _planted(case, tree))
             report = compare.bit_report(out, reference.gemm(a, b, tree, torch.bfloat16))
@@ -66,11 +66,11 @@ def gemm_row(case, device: torch.device) -> dict:
             work[tree.name] = _into(out, a, b, tree)
         out = torch.empty_like(out)
         work["library"] = lambda a=a, b=b, out=out: torch.mm(a, b, out=out)
-        timed = _time(case, device, work)
+        taken = timed(case, device, work)
         flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
         moved = 2 * (a.numel() + b.numel() + out.numel())
-        _add_times(own, timed, ("library",), flops, moved)
-        samples += [{"operator": operator, **sample} for sample in timed]
+        add_times(own, taken, ("library",), flops, moved)
+        samples += [{"operator": operator, **sample} for sample in taken]
         lines += own
     return _result(checks, lines, lines=lines, samples=samples)
 
@@ -78,10 +78,10 @@ def gemm_row(case, device: torch.device) -> dict:
 def ffn_row(case, device: torch.device) -> dict:
     """The whole forward of every contract beside the official layer, on the same weights."""
     at = case.parameters
-    x, gate, up, down = _layer(case, device)
+    x, gate, up, down = layer_inputs(case, device)
     exact = reference.exact_mlp(x[: _some(x.shape[1])], gate, up, down)
     lines, checks, work, memory = [], [], {}, {}
-    for tree in _trees(at):
+    for tree in trees(at):
 
         def forward(tree=tree):
             return ops.mlp_forward(x, gate, up, down, tree)
@@ -102,26 +102,26 @@ def ffn_row(case, device: torch.device) -> dict:
     else:
         with torch.no_grad():
             memory["official"], out = _peak(lambda: official(x), device)
-        for line, tree in zip(lines, _trees(at)):
+        for line, tree in zip(lines, trees(at)):
             ours = ops.mlp_forward(x, gate, up, down, tree)
             line["differ_from_official"] = compare.bit_report(ours, out).mismatches
         baselines, why = {"official": _no_grad(official, x)}, ""
         if device.type == "cuda":
             compiled = torch.compile(official, dynamic=False)
             baselines["official compiled"] = _no_grad(compiled, x)
-    timed = _time(case, device, work | baselines)
+    taken = timed(case, device, work | baselines)
     flops = 6 * at["m"] * at["hidden"] * at["intermediate"]
     moved = 2 * (3 * gate.numel() + 2 * x.numel())
-    _add_times(lines, timed, tuple(baselines), flops, moved)
+    add_times(lines, taken, tuple(baselines), flops, moved)
     weights = 2 * 3 * gate.numel() + 2 * x.numel()
     peak = {name: more and weights + more for name, more in memory.items()}
-    return _result(checks, lines, lines=lines, samples=timed, official=why or official_version(),
+    return _result(checks, lines, lines=lines, samples=taken, official=why or official_version(),
                    peak_bytes=peak)  # fmt: skip
 
 
 def fp16_row(case, device: torch.device) -> dict:
     """The official layer in FP16 against itself in FP32: an observation, nothing is judged."""
-    x, *weights = (tensor.float() for tensor in _layer(case, device))
+    x, *weights = (tensor.float() for tensor in layer_inputs(case, device))
     try:
         with torch.no_grad():
             single = official_mlp(*weights)(x)
@@ -134,7 +134,7 @@ def fp16_row(case, device: torch.device) -> dict:
 # -- what is computed ------------------------------------------------------------------------------
 
 
-def _trees(at: Mapping) -> list[ReductionTree]:
+def trees(at: Mapping) -> list[ReductionTree]:
     return [ReductionTree.parse(name) for name in at["contracts"].split("+")]
 
 
@@ -145,7 +145,7 @@ def _planted(case, tree: ReductionTree) -> ReductionTree:
     return tree
 
 
-def _layer(case, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def layer_inputs(case, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x[M, H], w_gate[I, H], w_up[I, H], w_down[H, I] in BF16; output RMS about 0.6."""
     at = case.parameters
     random = torch.Generator(device).manual_seed(case.seed)
@@ -161,7 +161,7 @@ def _layer(case, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _products(case, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
     """What a training step multiplies: operator -> (a, b), in the layouts it has them in."""
-    x, gate, up, down = _layer(case, device)
+    x, gate, up, down = layer_inputs(case, device)
     hidden = reference.gate_up(x, gate, up)[0]
     return {
         "gate forward": (x, gate.t()),
@@ -225,13 +225,13 @@ def _some(columns: int) -> int:
     return max(1, (1 << 20) // columns)
 
 
-def _check(name: str, held: bool, value: str, limit: str) -> list:
+def check(name: str, held: bool, value: str, limit: str) -> list:
     return [name, held, value, limit]
 
 
 def _bits(name: str, line: Mapping) -> list:
     value = f"{line['mismatches']} / {line['elements']} elements"
-    return _check(name, not line["mismatches"], value, "0")
+    return check(name, not line["mismatches"], value, "0")
 
 
 def _result(checks: list, counted: list[dict], **more: object) -> dict:
@@ -257,7 +257,7 @@ def _peak(work: Work, device: torch.device) -> tuple[int | None, Tensor]:
     return torch.cuda.max_memory_allocated() - before, out
 
 
-def _time(case, device: torch.device, work: dict[str, Work]) -> list[dict]:
+def timed(case, device: torch.device, work: dict[str, Work]) -> list[dict]:
     """Raw samples of every variant, none where there is no GPU or none were asked for."""
     at = case.parameters
     if device.type != "cuda" or not at["samples"] or case.fault != "none":
@@ -268,7 +268,7 @@ def _time(case, device: torch.device, work: dict[str, Work]) -> list[dict]:
     return interleaved(work, Protocol(at["samples"], at["warmup"], at["graph"], repeats))
 
 
-def _add_times(
+def add_times(
     lines: list[dict], samples: list[dict], against: tuple[str, ...], flops: int, moved: int
 ) -> None:
     """Median, floor and the paired ratio to each baseline, into every line that was timed."""
