@@ -176,12 +176,16 @@ def gemm_cost(rows: Rows):
     for axes, (operator, lines) in zip(grid, operators.items()):
         for line in lines:
             over = throughput(line)
-            x = line["m"] * 1.13 ** (named.index(line["contract"]) - (len(named) - 1) / 2)
+            x = tokens(line) * 1.13 ** (named.index(line["contract"]) - (len(named) - 1) / 2)
             look = contracts.look(line["contract"])
             axes.plot([x], [over["median"]], markersize=4.5, **look)
             axes.vlines([x], over["low"], over["high"], color=look["color"], lw=1.1)
         axes.axhline(1.0, color=style.LIMIT, lw=1.2, zorder=0)
-        _batches(axes, found)
+        _batches(axes, [{"m": tokens(line)} for line in found])
+        axes.set_yscale("log")
+        axes.set_yticks([0.5, 0.7, 1, 1.4, 2, 2.8], minor=False)
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        axes.yaxis.set_minor_formatter(lambda y, _: "")
         axes.set_title(operator)
         axes.tick_params(axis="x", rotation=60)
     for axes in grid[len(operators) :]:
@@ -196,6 +200,11 @@ def gemm_cost(rows: Rows):
     return figure
 
 
+def tokens(line: dict) -> int:
+    """Rows of the batch: those of the output, or what a weight's gradient is summed over."""
+    return line["k"] if line["operator"].endswith("dW") else line["m"]
+
+
 def throughput(line: dict) -> dict[str, float]:
     """Ours over the library's: the inverse of the ratio of times, so its p90 is the low end."""
     ratio = line["ratios"]["library"]
@@ -205,7 +214,7 @@ def throughput(line: dict) -> dict[str, float]:
 def gemm_cost_alt(rows: Rows) -> str:
     parts = []
     for contract, lines in _timed(rows, "gemm").items():
-        over = [(throughput(line)["median"], line["operator"], line["m"]) for line in lines]
+        over = [(throughput(line)["median"], line["operator"], tokens(line)) for line in lines]
         low, high = min(over), max(over)
         parts.append(
             f"{contract} {low[0]:.2f} ({low[1]}, M = {low[2]:,}) to {high[0]:.2f} "

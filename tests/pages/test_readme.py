@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rlkernel.pages import evidence, readme
+from tests.figures import products
 from tests.pages.test_show import record
 
 
@@ -102,3 +105,26 @@ def test_many_checks_of_a_kind_are_one_line_with_the_closest(tree):
     lines = [x for x in (tree / "README.md").read_text().splitlines() if "/many`" in x]
     assert lines[0].startswith("| tp-swiglu | equivalent | 2 of 3 | P=8: dX 8e-8 of 1e-7 |")
     assert lines[1].startswith("| tp-swiglu | caught | 2 of 2 |  |")
+
+
+def test_what_the_ffn_costs_is_read_from_a_timed_record(tree):
+    """A row an M, the official layer's time first; and a record without times says nothing."""
+    path = tree / "results" / "published" / "det-ffn" / "gpu"
+    path.mkdir(parents=True)
+    label = {
+        "machine_label": "one GPU",
+        "experiment": "det-ffn",
+        "path": path,
+        "run": {},
+        "source": "",
+    }
+    timed = SimpleNamespace(rows=[products.ffn(8), products.ffn(1)], **label)
+    (line,) = [x for x in products.ffn(8)["result"]["lines"] if x["contract"] == "chain"]
+    text = readme._cost(timed)
+    rows = [t for t in text if t.startswith(("| 1 |", "| 8 |"))]
+    assert len(rows) == 2 and rows[0].startswith("| 1 |")
+    assert f" {line['official_us']:.1f} " in rows[1] and f" {line['median_us']:.1f} " in rows[1]
+    assert f" {line['ratios']['official']['median']:.3f} |" in rows[1]
+    assert any("`results/published/det-ffn/gpu`" in t and "one GPU" in t for t in text)
+    untimed = SimpleNamespace(rows=[products.ffn(8, timed=False)], **label)
+    assert readme._timed([untimed]) is None and readme._timed([untimed, timed]) is timed
