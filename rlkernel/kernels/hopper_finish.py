@@ -4,20 +4,49 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from rlkernel.kernels.hopper_pipeline import BLOCK_WORDS, block_barrier, joint, store_block
+from rlkernel.kernels.hopper_pipeline import BLOCK_WORDS, block_barrier, columns_of, joint
 
 
 @gluon.jit
-def store_tile(
-    out_desc, staging, blocks, row, column, HALF: gl.constexpr, F: gl.constexpr, T: gl.constexpr
+def store_block(out_desc, staging, block, row, column, PENDING: gl.constexpr, WIDE: gl.constexpr):
+    """One block of words -> C, through swizzled shared memory and TMA, which clips to the matrix.
+
+    PENDING: how many later stores may still be reading *other* staging buffers; this one's reader
+    must be done before it is overwritten.
+    """
+    x = columns_of(block, WIDE)
+    if WIDE:
+        x = x.to(out_desc.dtype)  # FP32 as it is, or the root rounded once more, to nearest even
+    else:
+        low = x.to(gl.int16).to(gl.bfloat16, bitcast=True)
+        high = (x >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
+        x = gl.join(low, high).reshape((64, 2 * low.shape[1]))
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, x.shape[1], 16])
+    tma.store_wait(PENDING)
+    staging.store(gl.convert_layout(x, LAYOUT, assert_trivial=True))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(out_desc, [row, column], staging)
+
+
+@gluon.jit
+def store_blocks(
+    out_desc,
+    staging,
+    blocks,
+    row,
+    column,
+    FIRST: gl.constexpr,
+    HALF: gl.constexpr,
+    F: gl.constexpr,
+    T: gl.constexpr,
 ):
-    """The blocks of a root -> C. Staging buffers are used in turn."""
-    for i in gl.static_range(F.BLOCKS):
-        buffer = staging.index((HALF * T.SLOTS + i % T.SLOTS) * F.SLOT_PITCH)
-        store_block(
-            out_desc, buffer, blocks[i], row, column + i * F.BLOCK_COLUMNS, T.SLOTS - 1, F.WIDE
-        )
+    """Blocks FIRST, FIRST + 1, ... of a root -> C. Staging buffers are used in turn."""
+    for i in gl.static_range(len(blocks)):
+        at = column + (FIRST + i) * F.BLOCK_COLUMNS
+        buffer = staging.index((HALF * T.SLOTS + (FIRST + i) % T.SLOTS) * F.SLOT_PITCH)
+        store_block(out_desc, buffer, blocks[i], row, at, T.SLOTS - 1, F.WIDE)
 
 
 @gluon.jit
@@ -54,7 +83,7 @@ def publish(
     of the group, and the atomic publishes them to whoever sees its count. The last arriver sets
     the counter back to zero, so the next launch may use any split.
     """
-    scratch, partials, counters = memory
+    partials, counters = memory
     half = tile * 2 + HALF
     words = gl.arange(0, BLOCK_WORDS, layout=blocks[0].type.layout)
     parts = partials + half.to(gl.int64) * (F.SPLIT * F.BLOCKS * BLOCK_WORDS) + words
@@ -63,12 +92,12 @@ def publish(
     block_barrier()
     if gl.atomic_add(counters + half, 1, sem="acq_rel", scope="gpu") == F.SPLIT - 1:
         gl.store(counters + half, 0)
-        for i in gl.static_range(F.BLOCKS):
-            root = fold_parts(parts + i * BLOCK_WORDS, 0, F.SPLIT, F)
-            buffer = staging.index((HALF * T.SLOTS + i % T.SLOTS) * F.SLOT_PITCH)
-            store_block(
-                out_desc, buffer, root, row, column + i * F.BLOCK_COLUMNS, T.SLOTS - 1, F.WIDE
-            )
+        TOGETHER: gl.constexpr = 1 if F.WIDE else 2  # blocks whose loads registers have room for
+        for i in gl.static_range(0, F.BLOCKS, TOGETHER):
+            roots = ()
+            for j in gl.static_range(TOGETHER):
+                roots += (fold_parts(parts + (i + j) * BLOCK_WORDS, 0, F.SPLIT, F),)
+            store_blocks(out_desc, staging, roots, row, column, i, HALF, F, T)
 
 
 @gluon.jit
@@ -86,6 +115,6 @@ def finish(
     T: gl.constexpr,
 ):
     if F.SPLIT == 1:
-        store_tile(out_desc, staging, blocks, row, column, HALF, F, T)
+        store_blocks(out_desc, staging, blocks, row, column, 0, HALF, F, T)
     else:
         publish(out_desc, memory, staging, blocks, tile, part, row, column, HALF, F, T)

@@ -23,7 +23,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -205,7 +204,8 @@ def round_leaf(acc, WIDE: gl.constexpr):
     needs the accumulator's registers.
     """
     if WIDE:
-        return in_word_order(acc, WIDE)
+        words = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [acc], gl.float32, False, 1)
+        return in_word_order(words, WIDE)
     else:
         low, high = acc.reshape((64, acc.shape[1] // 2, 2)).split()
         words = gl.inline_asm_elementwise(
@@ -226,7 +226,9 @@ def joint(x, y, WIDE: gl.constexpr):
     of a NaN. Checked on the device over pairs that hold every BF16 number.
     """
     if WIDE:
-        return x + y
+        return gl.inline_asm_elementwise(
+            "add.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], gl.float32, False, 1
+        )
     else:
         return gl.inline_asm_elementwise(
             "add.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], gl.int32, False, 1
@@ -239,7 +241,7 @@ def joint_with_leaf(words, acc, WIDE: gl.constexpr):
     at a time: at BN = 256 there are no registers for a second set of words beside the accumulator.
     """
     if WIDE:
-        return words + in_word_order(acc, WIDE)
+        return joint(words, in_word_order(acc, WIDE), WIDE)
     else:
         low, high = acc.reshape((64, acc.shape[1] // 2, 2)).split()
         return gl.inline_asm_elementwise(
@@ -270,14 +272,15 @@ def subtree(
     stage,
     phase,
     steps,
+    parking,
     LEAVES: gl.constexpr,
     HALF: gl.constexpr,
     WIDE: gl.constexpr,
     T: gl.constexpr,
 ):
     """The next LEAVES leaves -> (words of their root, `acc` with the first step of the leaf behind
-    them in flight, its stage and phase). All pending sums stay in registers, and joints above the
-    leaves are made behind that first step.
+    them in flight, its stage and phase): joints are made behind that first step. Pending sums stay
+    in registers; of FP32 sums only those of single leaves do, the others are parked.
     """
     if LEAVES <= 2:
         leaf, stage, phase = other_steps(ring, acc, stage, phase, steps, HALF, T)
@@ -289,33 +292,37 @@ def subtree(
         return words, first_step(ring, stage, phase, HALF, T), stage, phase
     else:
         left, acc, stage, phase = subtree(
-            ring, acc, stage, phase, steps, LEAVES // 2, HALF, WIDE, T
+            ring, acc, stage, phase, steps, parking, LEAVES // 2, HALF, WIDE, T
         )
+        if WIDE:
+            park(parking, left, LEAVES)
         right, acc, stage, phase = subtree(
-            ring, acc, stage, phase, steps, LEAVES // 2, HALF, WIDE, T
+            ring, acc, stage, phase, steps, parking, LEAVES // 2, HALF, WIDE, T
         )
+        if WIDE:
+            WORDS: gl.constexpr = right.type.layout
+            left = parked(parking, WORDS, LEAVES)
         return joint(left, right, WIDE), acc, stage, phase
 
 
-# -- C ---------------------------------------------------------------------------------------------
+@gluon.jit
+def park(parking, words, LEAVES: gl.constexpr):
+    """Left half of a subtree of FP32 words: of 4 leaves in shared memory (where C is staged), of 8
+    in global memory that stays in the L2. Every thread fetches what it stored itself.
+    """
+    shared, scratch = parking
+    if LEAVES == 4:
+        tma.store_wait(0)  # the last tile of C may still be leaving through the same memory
+        shared.store(words)
+    else:
+        gl.store(scratch + gl.arange(0, words.shape[0], layout=words.type.layout), words)
 
 
 @gluon.jit
-def store_block(out_desc, staging, block, row, column, PENDING: gl.constexpr, WIDE: gl.constexpr):
-    """One block of words -> C, through swizzled shared memory and TMA, which clips to the matrix.
-
-    PENDING: how many later stores may still be reading *other* staging buffers; this one's reader
-    must be done before it is overwritten.
-    """
-    x = columns_of(block, WIDE)
-    if WIDE:
-        x = x.to(out_desc.dtype)  # FP32 as it is, or the root rounded once more, to nearest even
+def parked(parking, LAYOUT: gl.constexpr, LEAVES: gl.constexpr):
+    shared, scratch = parking
+    if LEAVES == 4:
+        words = shared.load(LAYOUT)
     else:
-        low = x.to(gl.int16).to(gl.bfloat16, bitcast=True)
-        high = (x >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
-        x = gl.join(low, high).reshape((64, 2 * low.shape[1]))
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, x.shape[1], 16])
-    tma.store_wait(PENDING)
-    staging.store(gl.convert_layout(x, LAYOUT, assert_trivial=True))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(out_desc, [row, column], staging)
+        words = gl.load(scratch + gl.arange(0, shared.shape[0], layout=LAYOUT))
+    return words

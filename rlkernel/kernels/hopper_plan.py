@@ -57,44 +57,27 @@ class Fold(CompileTime):
     out_bits: int
     bn: int
     item_leaves: int = field(init=False)
-    item_pairs: int = field(init=False)
     block_columns: int = field(init=False)
     blocks: int = field(init=False)  # of 2048 words, in a half tile
     slot_pitch: int = field(init=False)  # C blocks in 8 KB: two where FP32 words leave as BF16
-    early: bool = field(init=False)
-    in_registers: bool = field(init=False)  # all pending sums
 
     def __post_init__(self) -> None:
         columns = 32 if self.wide else 64
         derived = {
             "item_leaves": self.leaves // self.split,
-            "item_pairs": max(self.leaves // self.split // 2, 1),
             "block_columns": columns,
             "blocks": self.bn // columns,
             "slot_pitch": 2 if self.wide and self.out_bits == 16 else 1,
-            "early": self._early(self.leaves // self.split),
-            "in_registers": self.bn == 128 and not self.wide,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-
-    def _early(self, item_leaves: int) -> bool:
-        """Is the next leaf's first step issued before the fold, so that it runs in its shadow?
-
-        Wherever registers allow: a leaf's words beside a whole accumulator of 128 x 256 fit only if
-        nothing has to be added to them (else 300 to 550 bytes are spilled). One or two FP32 leaves
-        stay in their accumulator until they are stored: ptxas would serialise wgmma.
-        """
-        if self.wide:
-            return item_leaves > 2
-        return self.bn == 128 or (item_leaves == 1 and self.split == 1)
 
 
 @dataclass(frozen=True)
 class Config:
     """A schedule: 128 x `bn` tiles, leaves over `split` work items, bands of `raster` tile rows."""
 
-    bn: int = 256
+    bn: int = 128
     split: int = 1
     raster: int = 16
 
@@ -125,20 +108,16 @@ def shapes(
             f"{tree.name} with split={config.split}: leaves are 1, 2, 4 or 8, and a "
             "split is 1, 2, 4 or 8, at most the leaves; use a portable kernel or another config"
         )
-    if config.bn not in (128, 256) or (wide and config.bn == 256 and tree.leaves > 1):
+    if config.bn not in (128, 256) or (config.bn == 256 and (wide or tree.leaves > 1)):
         raise ValueError(
-            f"bn={config.bn} under {tree.name}: tiles are 128 or 256 columns wide, "
-            "128 where sums are kept in FP32; take another config"
+            f"bn={config.bn} under {tree.name}: tiles are 128 columns wide, or 256 for a "
+            "chain that ends in BF16; take another config"
         )
     fold = Fold(tree.leaves, config.split, wide, out_bits, config.bn)
-    leaf = K // tree.leaves
-    if config.bn == 128:  # 32 KB a stage of 64
-        bk, stages, slots = 64, 5 if wide else 6, fold.blocks
-    elif fold.item_leaves >= 4:  # level 1 of the tree takes 64 KB: 6 stages of 24 KB are left
-        bk, stages, slots = 32, 6, fold.blocks
-    else:  # 48 KB a stage
-        bk, stages, slots = 64, 4, 2
-    if bk == 64 and leaf % 64:
+    # 227 KB: a ring of 32 KB stages (48 KB at 256), 8 KB of staging a slot and consumer
+    stages, slots = (4, 2) if config.bn == 256 else (5, 4) if wide else (6, 2)
+    bk = 64
+    if K // tree.leaves % 64:
         bk, stages = 32, 2 * stages
     if K <= 0 or K % (tree.leaves * bk):
         raise ValueError(
@@ -151,26 +130,24 @@ def shapes(
 def candidates(M: int, N: int, K: int, tree: ReductionTree, out_bits: int = 16) -> Iterator[Config]:
     """Every legal configuration for this problem, one raster each."""
     raster = min(16, -(-M // TILE_M))
-    for bn in (256, 128):
-        for split in (1, 2, 4, 8):
-            config = Config(bn, split, raster)
-            try:
-                shapes(K, tree, out_bits, config)
-            except ValueError:
-                continue
-            yield config
+    for bn, split in ((128, 1), (256, 1), (128, 2), (128, 4), (128, 8)):
+        config = Config(bn, split, raster)
+        try:
+            shapes(K, tree, out_bits, config)
+        except ValueError:
+            continue
+        yield config
 
 
-# Clocks, fitted to 212 timings of 20 shapes on an H200 (the worst choice among those costs 2.8 %).
-# Only their ratios matter.
+# Clocks, fitted to timings of 20 shapes on an H200 (what is chosen costs at most 0.4 % more than
+# the best of the candidates). Only their ratios matter.
 MMA_FLOPS = {256: 3944, 128: 3932}  # a clock and SM, by tile width: dense BF16, 4096 at best
 FEED_BYTES = 65  # a clock and SM: L2 into shared memory while all SMs ask
 DRAM_BYTES = 2250  # a clock: the whole device
-FOLD_EXPOSED = 210  # rounding a leaf, folding it, refilling the pipe
-FOLD_HIDDEN = 130  # the same where the next leaf's first step runs meanwhile
+FOLD = 30  # a leaf of 128 columns; most of it is done behind the next leaf's first step
 FINISH = 60  # a tile's store, most of it in the shadow of the next tile
-PUBLISH = 4100  # a subtree root into the L2, and the counter
-COLLECT = 2600  # fetching one published root
+PUBLISH = 4300  # a subtree root into the L2, and the counter
+COLLECT = 1300  # fetching one published root
 
 
 def cost(
@@ -181,16 +158,14 @@ def cost(
     pays for the traffic of its roots.
     """
     bn, split = config.bn, config.split
-    tiles = -(-M // TILE_M) * -(-N // bn)
-    waves = -(-tiles * split // sms)
-    width = bn / 256 * (2 if is_wide(tree, out_bits) else 1)
+    items = -(-M // TILE_M) * -(-N // bn) * split
+    words = bn / 128 * (2 if is_wide(tree, out_bits) else 1)
     per_k = max(2 * TILE_M * bn / MMA_FLOPS[bn], (min(TILE_M, M) + bn) * 2 / FEED_BYTES)
-    fold = FOLD_HIDDEN if bn == 128 and tree.leaves > 1 else FOLD_EXPOSED
-    item = K / split * per_k + tree.leaves / split * fold * width
-    item += (FINISH if split == 1 else PUBLISH) * width
-    last = 0 if split == 1 else (COLLECT * split + FINISH) * width
+    item = K / split * per_k + tree.leaves / split * FOLD * words
+    item += FINISH * words if split == 1 else PUBLISH * words
+    last = 0 if split == 1 else COLLECT * split * words
     floor = ((M + N) * K * 2 + M * N * out_bits / 8) / DRAM_BYTES
-    return max(waves * item, floor) + last
+    return max(-(-items // sms) * item, floor) + last
 
 
 @lru_cache(maxsize=4096)

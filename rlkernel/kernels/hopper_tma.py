@@ -11,6 +11,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from rlkernel.kernels import stream
+
 Box = tuple[list[int], gl.NVMMASharedLayout]
 
 
@@ -31,38 +33,34 @@ def out_box(wide: bool, out_bits: int, columns: int | None = None) -> Box:
     return [64, columns], gl.NVMMASharedLayout(columns * out_bits // 8, out_bits, rank=2)
 
 
-def k_major(name: str, x: Tensor, k_dim: int) -> bool:
-    """Does memory run along K in the BF16 matrix `x`? ValueError where along neither axis."""
-    if x.ndim != 2 or x.dtype != torch.bfloat16 or not x.is_cuda:
-        raise ValueError(
-            f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}: "
-            "the Hopper kernels take BF16 matrices on a CUDA device; use a portable kernel"
+def operand_refused(name: str, x: Tensor) -> str | None:
+    """Why `x` cannot be an operand, or None."""
+    if x.ndim != 2 or x.dtype != torch.bfloat16 or not stream.is_hopper(x.device):
+        return (
+            f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}: the Hopper kernels take BF16 "
+            "matrices on a GPU with SM90; use a portable kernel"
         )
-    along_k = aligned(x, k_dim)
-    if not along_k and not aligned(x, 1 - k_dim):
-        raise ValueError(_misaligned(name, x))
-    return along_k
+    if not x.numel():
+        return f"{name} is {tuple(x.shape)}: it must have elements"
+    return None if aligned(x, 0) or aligned(x, 1) else _misaligned(name, x)
 
 
-def operand(x: Tensor, k_dim: int, along_k: bool, box: Box) -> TensorDescriptor:
-    """Descriptor of a checked operand; its first axis is the one that memory does not run along."""
-    inner = k_dim if along_k else 1 - k_dim
-    return _descriptor(x, inner, box)
-
-
-def output(
-    name: str, out: Tensor, shape: tuple[int, int], dtypes: tuple, box: Box
-) -> TensorDescriptor:
-    """Descriptor of a row-major output [M, N]; ValueError where TMA could not write it."""
+def output_refused(name: str, out: Tensor, shape: tuple[int, int], dtypes: tuple) -> str | None:
+    """Why `out` cannot receive a row-major result, or None."""
     if tuple(out.shape) != shape or out.dtype not in dtypes or not out.is_cuda:
         allowed = " or ".join(str(dtype) for dtype in dtypes)
-        raise ValueError(
+        return (
             f"{name} is {out.dtype} {tuple(out.shape)} on {out.device}: "
             f"expected {allowed} {shape} on a CUDA device"
         )
-    if not aligned(out, 1):
-        raise ValueError(_misaligned(name, out))
-    return _descriptor(out, 1, box)
+    return None if aligned(out, 1) else _misaligned(name, out)
+
+
+def operand(x: Tensor, k_dim: int, along_k: bool, box: Box) -> TensorDescriptor:
+    """Descriptor of an operand that is not refused; its first axis is the one that memory does not
+    run along.
+    """
+    return descriptor(x, k_dim if along_k else 1 - k_dim, box)
 
 
 def aligned(x: Tensor, inner: int) -> bool:
@@ -82,7 +80,8 @@ def _misaligned(name: str, x: Tensor) -> str:
     )
 
 
-def _descriptor(x: Tensor, inner: int, box: Box) -> TensorDescriptor:
+def descriptor(x: Tensor, inner: int, box: Box) -> TensorDescriptor:
+    """Descriptor of a matrix whose memory runs along axis `inner`."""
     outer = 1 - inner
     # The stride of an axis of length 1 says nothing: give TMA one that it accepts.
     stride = x.stride(outer) if x.shape[outer] > 1 else -(-x.shape[inner] // 8) * 8

@@ -25,14 +25,15 @@ from rlkernel.kernels import (
     gemm_tokens,
     gemm_tree,
     reference,
+    stream,
     swiglu,
     swiglu_decode,
 )
 from rlkernel.kernels.workspace import counters
 
 CHAIN = ReductionTree(1, "fp32")
-FEW_ROWS = 64  # of a GEMM: up to here the weights are read once and nothing else counts
-FEW_ROWS_GATE_UP = 128  # of gate and up together: twice the weights for the same rows
+FEW_ROWS = 64  # up to here the weights are read once and nothing else counts
+NARROW_SHARD = 6144  # columns of gate and up
 LIBRARY_ROWS = 512  # below, the library may split K
 
 
@@ -134,24 +135,12 @@ def _legal(schedule: str, a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree
     return _library_is_the_chain(a, b, out, tree)
 
 
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
 def _hopper_allows(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> bool:
-    if not _is_hopper(a.device) or not min(*a.shape, *b.shape):
+    if not stream.is_hopper(a.device):
         return False
-    from rlkernel.kernels import hopper_plan, hopper_tma
+    from rlkernel.kernels import hopper_gemm  # needs Gluon
 
-    bits = out.element_size() * 8
-    if bits == 32 and not hopper_plan.is_wide(tree, 16) and tree.leaves > 1:
-        return False
-    try:
-        along = hopper_tma.k_major("a", a, 1), hopper_tma.k_major("b", b, 0)
-        hopper_plan.shapes(a.shape[1], tree, bits, hopper_plan.Config(128), *along)
-    except ValueError:
-        return False
-    return hopper_tma.aligned(out, 1)
+    return hopper_gemm.refuses(a, b, out, tree) is None
 
 
 def _library_is_the_chain(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> bool:
@@ -209,7 +198,10 @@ def gate_up(
 
 def choose_gate_up(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Choice:
     """The schedule for these operands; `tile` is two GEMMs and an element-wise pass."""
-    for schedule in ("decode", "hopper") if x.shape[0] <= FEW_ROWS_GATE_UP else ("hopper",):
+    # Up to 128 rows hopper has a tile a program: a narrow shard would leave most SMs idle.
+    narrow = w_gate.shape[0] <= NARROW_SHARD and x.shape[0] <= stream.MOST_ROWS
+    few = x.shape[0] <= FEW_ROWS or narrow
+    for schedule in ("decode", "hopper") if few else ("hopper", "decode"):
         if gate_up_allows(schedule, x, w_gate, w_up):
             return Choice(schedule)
     return Choice("tile")
@@ -220,16 +212,11 @@ def gate_up_allows(schedule: str, x: Tensor, w_gate: Tensor, w_up: Tensor) -> bo
         return False
     if schedule == "decode":
         return swiglu_decode.refuses(x, w_gate, w_up, None, None, None) is None
-    if not _is_hopper(x.device):
+    if not stream.is_hopper(x.device):
         return False
-    from rlkernel.kernels import hopper_tma
+    from rlkernel.kernels import hopper_swiglu
 
-    h = x.shape[1]
-    try:
-        along = [hopper_tma.k_major("operand", t, 1) for t in (x, w_gate, w_up)]
-    except ValueError:
-        return False
-    return all(along) and h % 64 == 0 and h >= 320 and w_gate.shape[0] % 8 == 0
+    return hopper_swiglu.refuses(x, w_gate, w_up) is None
 
 
 def swiglu_backward(d_hidden: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -89,6 +89,13 @@ def rows_tile(
 # -- host side -------------------------------------------------------------------------------------
 
 
+def is_hopper(device: torch.device) -> bool:
+    """NVIDIA's SM90. (AMD's gfx94x calls itself capability 9, too.)"""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
 def fits_tma(tensor: Tensor) -> bool:
     """Can TMA read this matrix on its device: Hopper or newer, 16-byte base and outer stride."""
     if not INTERPRETED and (

@@ -30,11 +30,12 @@ from rlkernel.kernels.hopper_gemm import gemm_kernel  # noqa: E402
 from rlkernel.kernels.hopper_pipeline import REGISTERS  # noqa: E402
 from rlkernel.kernels.hopper_plan import Config, is_wide, shapes  # noqa: E402
 from rlkernel.kernels.hopper_silu import SWIGLU  # noqa: E402
-from rlkernel.kernels.hopper_swiglu import NARROW, WIDE, gate_up_kernel  # noqa: E402
+from rlkernel.kernels.hopper_swiglu_few import LEFT, RIGHT, gate_up_few_kernel  # noqa: E402
+from rlkernel.kernels.hopper_swiglu_kernel import NARROW, WIDE, gate_up_kernel  # noqa: E402
 from rlkernel.kernels.hopper_tma import operand_box, out_box  # noqa: E402
 
 TOOLS = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin"
-NUMBERS = {"M": "i32", "N": "i32", "K": "i32", "group": "i32"}
+NUMBERS = dict.fromkeys(("M", "N", "K", "group"), "i32")
 
 
 def descriptor(box, dtype: str) -> str:
@@ -52,14 +53,13 @@ def gemm(name: str, out_bits: int, config: Config, layout: str) -> GluonASTSourc
         "a_desc": descriptor(operand_box(64, tiling.bk, a_k), "bf16"),
         "b_desc": descriptor(operand_box(tiling.bn, tiling.bk, b_k), "bf16"),
         "out_desc": descriptor(out_box(fold.wide, out_bits), "bf16" if out_bits == 16 else "fp32"),
-        "scratch": word,
         "partials": word,
         "counters": "*i32",
         **NUMBERS,
         "F": "constexpr",
         "T": "constexpr",
     }
-    aligned = {(i,): [["tt.divisibility", 16]] for i in (3, 4, 5)}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in (3, 4)}
     return GluonASTSource(gemm_kernel, signature, {"F": fold, "T": tiling}, aligned)
 
 
@@ -74,6 +74,20 @@ def gate_up(keep: bool, arithmetic: str = SWIGLU) -> GluonASTSource:
     }
     constants = {"KEEP": keep, "TEXT": arithmetic, "W": WIDE, "N": NARROW}
     return GluonASTSource(gate_up_kernel, signature, constants)
+
+
+def gate_up_few(keep: bool, arithmetic: str = SWIGLU) -> GluonASTSource:
+    """The same for at most 128 rows."""
+    operands, outs = descriptor(operand_box(32, 64, True), "bf16"), out_box(False, 16, 32)
+    signature = {
+        "x_desc": descriptor(operand_box(64, 64, True), "bf16"),
+        **dict.fromkeys(("gate_weight_desc", "up_weight_desc"), operands),
+        **dict.fromkeys(("hidden_desc", "gate_desc", "up_desc"), descriptor(outs, "bf16")),
+        "K": "i32",
+        **dict.fromkeys(("KEEP", "TEXT", "L", "R"), "constexpr"),
+    }
+    constants = {"KEEP": keep, "TEXT": arithmetic, "L": LEFT, "R": RIGHT}
+    return GluonASTSource(gate_up_few_kernel, signature, constants)
 
 
 def production() -> Iterator[tuple[str, GluonASTSource]]:
@@ -99,6 +113,7 @@ def production() -> Iterator[tuple[str, GluonASTSource]]:
         yield f"{tree}>{bits}/{layout}/{bn}/{split}", source
     for keep in (False, True):
         yield f"gate_up{'+keep' if keep else ''}", gate_up(keep)
+        yield f"gate_up few{'+keep' if keep else ''}", gate_up_few(keep)
 
 
 def report(source: GluonASTSource) -> dict:

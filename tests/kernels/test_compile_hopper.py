@@ -10,16 +10,19 @@ from tests.kernels.tritons import run_script, tritons
 
 pytestmark = pytest.mark.timeout(600)  # seconds of work, on cores that others use as well
 SHARED_MEMORY = 232448  # bytes a block may have on an H100 or H200
-# One of each kind: every way to keep pending sums, all operand layouts, both epilogues of gate/up.
+# One of each kind: every way to keep pending sums, all operand layouts, all kernels of gate/up.
 HANDFUL = (
-    "tree8.bf16>16/kk/256/1",
-    "tree8.bf16>16/mn/256/1",
-    "tree8.bf16>16/kn/128/2",
+    "tree8.bf16>16/kk/128/1",
+    "tree8.bf16>16/mn/128/1",
+    "tree8.bf16>16/kn/128/4",
     "tree8.fp32>32/kk/128/1",
     "tree2.fp32>16/kk/128/1",
     "chain>16/mk/256/1",
+    "chain>32/kk/128/1",
     "gate_up",
     "gate_up+keep",
+    "gate_up few",
+    "gate_up few+keep",
 )
 
 
