@@ -42,7 +42,8 @@ COVERED = (
     "every schedule, tile and operand order of a contract against one oracle, bit for bit, on "
     "random, cancelling, subnormal, large-residual, integer and signed-zero data",
     "one row inside batches of other sizes; all products of an FFN step, forward and backward",
-    "the whole forward against the official layer, interleaved in one process, hot",
+    "the whole forward and a whole training step against the official layer, interleaved in one "
+    "process, hot",
     "forward, dX and dW of the layer under TP, CP and SP against one rank; negative controls",
 )
 NOT_COVERED = (
