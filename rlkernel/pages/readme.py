@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from pathlib import Path
 
@@ -71,10 +72,14 @@ def block(found: list[Record]) -> str:
 
 
 def _kinds(record: Record) -> dict[str, list[dict]]:
-    """Checks by what stands behind the last colon of their names: `P=2 fp32: equivalent`."""
+    """Checks by what stands behind the last colon of their names: `P=2 fp32: equivalent`.
+
+    How many variants one check took together is no kind of its own.
+    """
     kinds: dict[str, list[dict]] = {}
     for check in (record.run.get("verdict") or {}).get("checks", ()):
-        kinds.setdefault(check["name"].rpartition(": ")[2], []).append(check)
+        kind = re.sub(r", \d+ variants?$", "", check["name"].rpartition(": ")[2])
+        kinds.setdefault(kind, []).append(check)
     return kinds
 
 
