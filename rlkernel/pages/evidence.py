@@ -141,8 +141,10 @@ def _same(record: Record, asked) -> bool:
         if mine is not None and theirs is not None and _plain(mine) != _plain(theirs):
             return False
     for name in PARTS:
-        wanted, there = getattr(asked, name, ()), record.run.get("parameters", {}).get(name)
-        if there is not None and not set(wanted) <= set(there):
+        there = record.run.get("parameters", {}).get(name)
+        # A layout turns what was asked into another part: its cases say which one.
+        told = {case["parameters"].get(name) for case in record.run.get("cases", ())} - {None}
+        if there is not None and not set(getattr(asked, name, ())) <= (told or set(there)):
             return False
     return True
 

@@ -287,12 +287,19 @@ def test_a_record_answers_for_the_parts_that_it_has(results, monkeypatch):
         folder = results / "published" / "det-ffn" / name
         record(folder, experiment="det-ffn", parameters=asked, environment=GPUS)
 
+    # Asked for the default parts, but its layout made all of its cases those of the layer.
+    folder = results / "published" / "det-ffn" / "layer"
+    case = {"parameters": {"what": "layer"}}
+    asked = {"size": "qwen3", "what": ["census", "gemm", "ffn"]}
+    record(folder, experiment="det-ffn", parameters=asked, environment=GPUS, cases=[case])
+
     def answered(*what: str) -> set[str]:
         found = evidence.get("det-ffn", gpus=1, size="qwen3", what=what)
         return {one.path.name for one in found.records}
 
     assert answered("census") == {"all", "census"}
     assert answered("gemm", "ffn") == answered("census", "gemm") == {"all"}
+    assert answered("layer") == {"layer"}
 
 
 def test_a_second_figure_of_the_same_gap_needs_no_second_box(results, monkeypatch):
