@@ -283,15 +283,14 @@ def test_the_button_measures_and_shows_the_verdict(found, monkeypatch):
 def test_a_record_answers_for_the_parts_that_it_has(results, monkeypatch):
     monkeypatch.setattr(records, "environment", lambda: {"gpus": []})
     for name, what in {"all": ["census", "gemm", "ffn"], "census": ["census"]}.items():
-        asked = {"size": "qwen3", "what": what}
-        folder = results / "published" / "det-ffn" / name
+        folder, asked = results / "published" / "det-ffn" / name, {"size": "qwen3", "what": what}
         record(folder, experiment="det-ffn", parameters=asked, environment=GPUS)
 
-    # Asked for the default parts, but its layout made all of its cases those of the layer.
+    # Asked for the default parts, but its layout made all its cases those of the layer.
     folder = results / "published" / "det-ffn" / "layer"
-    case = {"parameters": {"what": "layer"}}
     asked = {"size": "qwen3", "what": ["census", "gemm", "ffn"]}
-    record(folder, experiment="det-ffn", parameters=asked, environment=GPUS, cases=[case])
+    told = {"experiment": "det-ffn", "parameters": asked, "environment": GPUS}
+    record(folder, **told, cases=[{"parameters": {"what": "layer"}}])
 
     def answered(*what: str) -> set[str]:
         found = evidence.get("det-ffn", gpus=1, size="qwen3", what=what)
