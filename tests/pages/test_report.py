@@ -132,7 +132,7 @@ def test_the_audit_page_shows_what_it_must(built):
     said = next(alt for alt in page.alts if alt.startswith("What the audit said"))
     assert ", 0 unsure, 0 wrong" in said and "1 unsure" not in said
     rows = records.find("audit", built.results)
-    assert sum(len(r.rows) for r in rows if r.run["parameters"]["fault"] == "all") == 60
+    assert sum(len(r.rows) for r in rows if r.run["parameters"]["fault"] == "all") == 97
 
 
 def test_the_determinism_page_shows_what_it_must(built):
