@@ -11,12 +11,13 @@ import pytest
 
 from tests.kernels.tritons import run_script, tritons
 
+COMPILES = ("compile_only.py",)
+
 
 @pytest.fixture(scope="module", params=tritons())
-def kernels(request, tmp_path_factory):
+def kernels(request):
     """The rows of compile_only.py."""
-    printed = run_script("compile_only.py", request.param, tmp_path_factory.mktemp("triton"))
-    return [json.loads(line) for line in printed.splitlines()]
+    return [json.loads(line) for line in run_script(request.param, COMPILES).splitlines()]
 
 
 @pytest.mark.timeout(600)  # about forty seconds of work a Triton, on cores that others use as well

@@ -15,10 +15,12 @@ pytestmark = pytest.mark.timeout(600)  # seconds of work, on cores that others u
 MOST_SHARED = {"sm90": 227 * 1024, "gfx942": 64 * 1024}
 
 
+COMPILES = ("compile_decode.py",)
+
+
 @pytest.fixture(scope="module", params=tritons())
-def kernels(request, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("triton")
-    return json.loads(run_script("compile_decode.py", request.param, cache))
+def kernels(request):
+    return json.loads(run_script(request.param, COMPILES))
 
 
 def only(kernels, target, word=""):

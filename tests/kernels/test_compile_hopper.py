@@ -24,21 +24,21 @@ HANDFUL = (
     "gate_up few",
     "gate_up few+keep",
 )
+COMPILES = ("compile_hopper.py", *HANDFUL)
 
 
 @pytest.fixture(scope="module", params=tritons())
-def compiled(request, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("triton")
-    return json.loads(run_script("compile_hopper.py", request.param, cache, *HANDFUL))
+def kernels(request):
+    return json.loads(run_script(request.param, COMPILES))
 
 
-def test_the_handful_is_what_was_compiled(compiled):
-    assert set(compiled) == set(HANDFUL)
+def test_the_handful_is_what_was_compiled(kernels):
+    assert set(kernels) == set(HANDFUL)
 
 
 @pytest.mark.parametrize("name", HANDFUL)
-def test_kernel_is_fit_for_the_device(compiled, name):
-    kernel = compiled[name]
+def test_kernel_is_fit_for_the_device(kernels, name):
+    kernel = kernels[name]
     assert kernel["hgmma"] > 0
     assert kernel["spills"] == 0 and kernel["local"] == 0
     assert kernel["warnings"] == []
