@@ -152,11 +152,20 @@ class ReductionTree:
 @dataclass(frozen=True)
 class LayerContract:
     """The two trees of a layer: over weight axes (hidden, intermediate) and over tokens (dW across
-    CP).
+    CP). Named `tree8.bf16` where they are one, `tree8.bf16/tokens:tree2.bf16` where not.
+
+    Leaves bound how many ranks may share an axis, and each one costs a rounding and the work of a
+    fold. More context ranks than two are rare where TP is eight wide, hence the default.
     """
 
     weight: ReductionTree = ReductionTree()
-    token: ReductionTree = ReductionTree()
+    token: ReductionTree = ReductionTree(2)
+
+    @classmethod
+    def parse(cls, name: str) -> LayerContract:
+        """`tree8.bf16/tokens:tree2.bf16`, or one name for both axes."""
+        weight, _, token = name.partition("/tokens:")
+        return cls(ReductionTree.parse(weight), ReductionTree.parse(token or weight))
 
     @property
     def name(self) -> str:

@@ -182,9 +182,10 @@ def test_names_read_back(tree):
 
 
 def test_layer_contract_names_both_axes():
-    assert LayerContract().name == "tree8.bf16"
     both = LayerContract(ReductionTree(8, "bf16"), ReductionTree(2, "bf16"))
-    assert both.name == "tree8.bf16/tokens:tree2.bf16"
+    assert both.name == "tree8.bf16/tokens:tree2.bf16" and both == LayerContract()
+    for name in (both.name, "tree8.fp32", "chain", "chain/tokens:tree4.fp32"):
+        assert LayerContract.parse(name).name == name
 
 
 @pytest.mark.parametrize(

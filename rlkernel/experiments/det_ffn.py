@@ -59,7 +59,11 @@ class Params:
     what: tuple[str, ...] = param(KERNELS, "what to look at", choices=WHAT)
     size: str = param("small", "small: H=64 I=128; qwen3: H=4096 I=12288", choices=tuple(SIZES))
     m: tuple[int, ...] = param((), "rows of the batch; by default those of the size", unit="rows")
-    contract: tuple[str, ...] = param(CONTRACTS, "orders of additions", choices=CONTRACTS)
+    contract: tuple[str, ...] = param(
+        CONTRACTS,
+        "orders of additions; those that name tokens are of the layer (dW)",
+        choices=(*CONTRACTS, *layouts.OF_TOKENS),
+    )
     fault: str = param(
         "none",
         "extra-rounding: halve each leaf and round both halves; the others: an order of additions "
@@ -86,6 +90,11 @@ def cases(params: Params) -> list[Case]:
     if params.samples < 0 or params.warmup < 0:
         raise UsageError("samples and warmup cannot be negative")
     size, asked = SIZES[params.size], _what(params)
+    named = [contract for contract in params.contract if contract in layouts.OF_TOKENS]
+    if named and set(KERNELS) & set(asked):
+        raise UsageError(
+            f"contract {named[0]} names the tokens of a layer: it is of what=train, layer and graph"
+        )
     found = []
     for what in (what for what in asked if what in ALONE):
         rows = params.m or (CENSUS_ROWS[params.size] if what == "census" else size["m"])
@@ -123,12 +132,15 @@ def _what(params: Params) -> tuple[str, ...]:
 def _parameters(params: Params, what: str, m: int) -> dict:
     size = SIZES[params.size]
     timed = what in ("gemm", "ffn", "train")
+    contracts = params.contract
+    if what == "train" and contracts == CONTRACTS:
+        contracts = (*layouts.OF_TOKENS, *contracts)
     return {
         "what": what,
         "m": m,
         "hidden": size["hidden"],
         "intermediate": size["intermediate"],
-        "contracts": "+".join(params.contract),
+        "contracts": "+".join(contracts),
         **(
             {"graph": params.graph, "warmup": params.warmup, "samples": params.samples}
             if timed

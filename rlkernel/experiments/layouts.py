@@ -25,6 +25,8 @@ ALL = {"single": (Grid(), False), **LAYOUTS}
 BETWEEN_RANKS = ("left-fold", "exchanged", "arrival-order")
 FAULTS = (*BETWEEN_RANKS, "leaves16", "local-left-fold")
 TOKENS = 32
+# Contracts of a layer that has fewer leaves of tokens than of features; its default comes first.
+OF_TOKENS = ("tree8.bf16/tokens:tree2.bf16", "tree8.fp32/tokens:tree2.fp32")
 
 
 def layout_param():
@@ -98,12 +100,15 @@ def _check_tokens(layout: str, m: int) -> None:
 def _contracts(params, layout: str, default: tuple[str, ...]) -> tuple[str, ...]:
     """Those whose trees this grid can hold. One that was asked for by name is refused."""
     grid = ALL[layout][0]
-    most = max(grid.tp, grid.cp)
-    held = tuple(name for name in params.contract if leaves(name) >= most)
+    asked = params.contract
+    if asked == default and params.fault == "none":
+        asked = (OF_TOKENS[0], *asked)
+    held = tuple(c for c in asked if leaves(c) >= grid.tp and leaves(c, "token") >= grid.cp)
     if params.contract != default and held != params.contract:
         refused = next(name for name in params.contract if name not in held)
         raise UsageError(
-            f"contract {refused} is not possible on {layout}: {most} ranks need {most} leaves"
+            f"contract {refused} is not possible on {layout}: {grid.tp} ranks need {grid.tp} leaves"
+            f" of features, {grid.cp} of tokens"
         )
     return held
 
@@ -125,14 +130,14 @@ _NEEDS["local-left-fold"] = "it needs four leaves within a rank"
 
 def shows(fault: str, layout: str, m: int, contract: str) -> bool:
     """Whether the fault changes an order of additions there, by more than the output's rounding."""
-    grid, most = LAYOUTS[layout][0], leaves(contract)
+    grid, most, tokens = LAYOUTS[layout][0], leaves(contract), leaves(contract, "token")
     if not contract.endswith(".bf16"):
         return False
     if fault in BETWEEN_RANKS:
         return max(grid.tp, grid.cp) >= 4
     if fault == "leaves16":
         return most < 16
-    return max(most // grid.tp, min(most, m) // grid.cp) >= 4
+    return max(most // grid.tp, min(tokens, m) // grid.cp) >= 4
 
 
 def merged(lines) -> list[dict]:
@@ -149,6 +154,8 @@ def merged(lines) -> list[dict]:
     return list(found.values())
 
 
-def leaves(contract: str) -> int:
-    """tree8.bf16 -> 8; chain -> 1."""
-    return int((re.findall(r"\d+", contract.partition(".")[0]) or ["1"])[0])
+def leaves(contract: str, axis: str = "weight") -> int:
+    """tree8.bf16 -> 8; chain -> 1; of tokens, tree8.bf16/tokens:tree2.bf16 -> 2."""
+    weight, _, token = contract.partition("/tokens:")
+    name = token if token and axis == "token" else weight
+    return int((re.findall(r"\d+", name.partition(".")[0]) or ["1"])[0])

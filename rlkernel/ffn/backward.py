@@ -3,8 +3,9 @@
     main   dh, SwiGLU' │ gate dX │ up dX    │ down dW   │ gate dW   │ up dW    │ dx = gate + up
     lane    (gather)   │         │ "gate.dx"  "up.dx"     "down.dw"   "gate.dw"  "up.dw"
 
-Each rank sums what it holds, a subtree; the lane adds up the ranks. A gradient that nobody wants is
-not computed and its ranks do not talk, so all ranks must want the same.
+Each rank sums what it holds, a subtree; the lane adds up the ranks. Where no lane shares the tokens
+gate dW and up dW are one product. A gradient that nobody wants is not computed and its ranks do not
+talk, so all ranks must want the same.
 """
 
 from __future__ import annotations
@@ -49,17 +50,20 @@ def gradients(
     """(dx, d gate_up, d down) for the gradient dy of this rank's tokens, None where not wanted."""
     want_x, want_gate_up, want_down = wanted
     dy = layer.entered(dy.contiguous(), "down.gather")
-    dgate, dup, hidden = select.swiglu_backward(
+    both, hidden = select.swiglu_backward(
         layer.root(dy, saved.down, select.CHAIN, 1),  # H is whole on every rank: nothing to sum
         saved.gate,
         saved.up,
     )
+    dgate, dup = both.chunk(2, 1)
     d_gate_up = torch.empty_like(saved.gate_up) if want_gate_up else None
     d_down = torch.empty_like(saved.down) if want_down else None
     sides = []
     if want_down:
         sides.append(Side("down.dw", dy, hidden, d_down))
-    if want_gate_up:
+    if want_gate_up and layer.lanes == 1:  # nothing to sum: gate and up are one product
+        sides.append(Side("gate_up.dw", both, saved.x, d_gate_up))
+    elif want_gate_up:
         for_gate, for_up = d_gate_up.chunk(2)
         sides += [Side("gate.dw", dgate, saved.x, for_gate), Side("up.dw", dup, saved.x, for_up)]
     gathering, parts = _start_gather(layer, sides)  # hidden by the products of dX
@@ -67,8 +71,9 @@ def gradients(
     dw = [_start_dw(layer, side, parts) for side in _taken(layer, sides, gathering)]
     for pending in dw:
         pending.result()
-    dx = [pending.result() for pending in dx]
-    total = dx[0] + dx[1] if len(dx) == 2 else dx[0] if dx else None
+    total = None
+    for pending in dx:
+        total = pending.result() if total is None else total.add_(pending.result())
     return total, d_gate_up, d_down
 
 
@@ -93,6 +98,8 @@ def _start_dx(
         rows = root.shape[0] // (layer.tp if layer.sequence_parallel else 1)
         out = torch.empty(rows, layer.hidden, dtype=BF16, device=root.device)
         found.append(layer.lane.start(layer.left, root, site, out))
+    if layer.tp == 1 and len(found) == 2:  # added while both are still in L2
+        return [Pending(found[0].result().add_(found[1].result()))]
     return found
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlkernel import compare
 from rlkernel.collectives.comm import Call, Comm, Observer, Proceed
 from rlkernel.collectives.faults import ArrivalOrder, exchanged, left_fold
-from rlkernel.contract import ReductionTree
+from rlkernel.contract import LayerContract, ReductionTree
 from rlkernel.ffn.module import NAMES, DeterministicFFN
 from rlkernel.kernels import reference, select
 
@@ -182,9 +182,9 @@ def build(
     fault: str, comm: Comm, tensors: Results, split: bool, variant: Mapping
 ) -> DeterministicFFN:
     """This rank's layer, with the order of additions changed where a fault asks for it."""
-    kind, contract = DeterministicFFN, ReductionTree.parse(variant["contract"])
+    kind, contract = DeterministicFFN, LayerContract.parse(variant["contract"])
     if fault == "leaves16":
-        contract = ReductionTree(16, contract.round_to)
+        contract = ReductionTree(16, contract.weight.round_to)
     elif fault == "local-left-fold":
         kind = _LocalLeftFold
     elif fault != "none":

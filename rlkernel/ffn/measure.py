@@ -44,10 +44,19 @@ def census_row(case, device: torch.device) -> dict:
                    f"{right} of {len(found)}", "all, bit for bit")
         )  # fmt: skip
         rows += found
+    fused = census.gate_up_census(
+        at["m"], at["hidden"], CENSUS_COLUMNS[device.type], seed=case.seed, device=device
+    )
+    right = sum(not row["mismatches"] for row in fused)
+    checks.append(
+        check("gate/up: all schedules agree", right == len(fused), f"{right} of {len(fused)}",
+              "all, bit for bit")
+    )  # fmt: skip
     moved = [_anchor_row(tree, at, case.seed, device) for tree in trees(at)]
     for line in moved:
         checks.append(_bits(f"{line['contract']}: a row keeps its bits in any batch", line))
-    return _result(checks, rows + moved, census=rows, anchors=moved, refused=select.refused())
+    found = {"census": rows, "gate_up": fused, "anchors": moved, "refused": select.refused()}
+    return _result(checks, rows + fused + moved, **found)
 
 
 def gemm_row(case, device: torch.device) -> dict:

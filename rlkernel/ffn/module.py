@@ -34,19 +34,21 @@ from rlkernel.kernels import select
 NAMES = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")  # as Hugging Face has them
 DX, DW = ("separate", "packed"), ("reduce", "gather", "auto")
 Contract = LayerContract | ReductionTree | str
+DEFAULT = LayerContract()
 
 
 class DeterministicFFN(nn.Module):
     """One rank's share of the layer, made of whole Hugging Face weights: gate, up [I, H], down
     [H, I], BF16.
 
-    comm: this rank's end of a grid; none: a single rank. contract: of the sums, one tree for
-    features and tokens or a LayerContract. dx: `separate` rounds the gradients through gate and up
-    as eager does and adds them; `packed` sums both in one tree whose leaf i is [gate slice i ; up
-    slice i]: another contract, one sum over TP. dw: `reduce` sums the ranks' subtree roots,
-    `gather` brings all tokens to every rank and runs the whole tree; the same bits, `auto` takes
-    the one that moves fewer bytes. batch_first: an input of three axes is [B, S, H], as in Hugging
-    Face, else [S, B, H]; one of two axes is tokens. overlap: sums run beside the GEMMs on a GPU.
+    comm: this rank's end of a grid; none: a single rank. contract: of the sums, a LayerContract or
+    one tree for features and tokens; by default eight leaves of features, two of tokens. dx:
+    `separate` rounds the gradients through gate and up as eager does and adds them; `packed` sums
+    both in one tree whose leaf i is [gate slice i ; up slice i]: another contract, one sum over TP.
+    dw: `reduce` sums the ranks' subtree roots, `gather` brings all tokens to every rank and runs
+    the whole tree; the same bits, `auto` takes the one that moves fewer bytes. batch_first: an
+    input of three axes is [B, S, H], as in Hugging Face, else [S, B, H]; one of two axes is tokens.
+    overlap: sums run beside the GEMMs on a GPU.
 
     Raises ValueError, TypeError for weights that the contract cannot split over the grid.
     """
@@ -58,7 +60,7 @@ class DeterministicFFN(nn.Module):
         down: Tensor,
         comm: Comm | None = None,
         *,
-        contract: Contract = "tree8.bf16",
+        contract: Contract = DEFAULT,
         sequence_parallel: bool = False,
         dx: str = "separate",
         dw: str = "auto",
@@ -236,8 +238,9 @@ def layer_contract(contract: Contract) -> LayerContract:
     """A name or one tree stands for both axes."""
     if isinstance(contract, LayerContract):
         return contract
-    tree = ReductionTree.parse(contract) if isinstance(contract, str) else contract
-    return LayerContract(tree, tree)
+    if isinstance(contract, str):
+        return LayerContract.parse(contract)
+    return LayerContract(contract, contract)
 
 
 def _check_weights(gate: Tensor, up: Tensor, down: Tensor) -> None:

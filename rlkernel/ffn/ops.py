@@ -66,7 +66,8 @@ def gate_up(
 
 def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(dgate, dup, hidden) of hidden = silu(gate) * up, each [M, I], rounded as eager rounds."""
-    return select.swiglu_backward(dh, gate, up)
+    both, hidden = select.swiglu_backward(dh, gate, up)
+    return *both.chunk(2, 1), hidden
 
 
 def mlp_forward(

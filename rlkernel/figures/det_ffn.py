@@ -22,6 +22,15 @@ def compared(rows: Rows) -> list[dict]:
     return [found for row in contracts.about(rows, "census") for found in row["result"]["census"]]
 
 
+GATE_UP = "gate/up"
+
+
+def fused(rows: Rows) -> list[dict]:
+    """The same of gate and up with SwiGLU behind them, which have no contract but the chain."""
+    found = [row["result"].get("gate_up", ()) for row in contracts.about(rows, "census")]
+    return [{**one, "contract": GATE_UP} for some in found for one in some]
+
+
 def _values(found: list[dict], axis: str) -> list[str]:
     return list(dict.fromkeys(one[axis] for one in found))
 
@@ -93,9 +102,9 @@ def census(rows: Rows):
 
 
 def census_alt(rows: Rows) -> str:
-    parts = []
-    for name in contracts.contracts(rows):
-        mine = [one for one in compared(rows) if one["contract"] == name]
+    parts, found = [], compared(rows) + fused(rows)
+    for name in dict.fromkeys((*contracts.contracts(rows), *_values(found, "contract"))):
+        mine = [one for one in found if one["contract"] == name]
         wrong, count = tally(mine)
         seen = [one for one in mine if one["mismatches"]]
         where = dict.fromkeys(f"{one['schedule']} on {one['family']} data" for one in seen)
@@ -109,11 +118,11 @@ def census_alt(rows: Rows) -> str:
 
 def census_table(rows: Rows) -> Table:
     """One line a contract and schedule: configurations, comparisons, what differs and where."""
-    body, found = [], compared(rows)
+    body, found = [], compared(rows) + fused(rows)
     refused = {}
     for row in contracts.about(rows, "census"):
         refused |= row["result"].get("refused", {})
-    for name in contracts.contracts(rows):
+    for name in dict.fromkeys((*contracts.contracts(rows), *_values(found, "contract"))):
         mine = [one for one in found if one["contract"] == name]
         for schedule in _values(mine, "schedule"):
             here = [one for one in mine if one["schedule"] == schedule]
@@ -122,7 +131,7 @@ def census_table(rows: Rows) -> Table:
             body.append([
                 name, schedule, str(len({one["config"] for one in here})),
                 f"{wrong} / {count}", f"{differ:,} / {elements:,}",
-                refused.get(f"{schedule} under {name}", "-"),
+                refused.get(f"{schedule} under {name.replace('/', '_')}", "-"),
             ])  # fmt: skip
     header = ["contract", "schedule", "configurations", "comparisons that differ",
               "elements that differ", "refused from there on"]  # fmt: skip

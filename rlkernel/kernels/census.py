@@ -144,3 +144,44 @@ def census(
             where = f"{row['family']} data, {row['layout']}, {row['config']}"
             select.refuse(row["schedule"], tree.name, f"{where}: {row['first']}")
     return rows
+
+
+def gate_up_census(
+    m: int, hidden: int, intermediate: int, *, seed: int, device: torch.device
+) -> list[dict]:
+    """Every legal schedule of the fused projections on all families, with its factors and without.
+
+    The oracle is two chains of the library and torch's own SwiGLU. Refuses what differs.
+
+    -> rows {"family", "layout", "schedule", "config", "mismatches", "elements", "first"}; layout
+    says whether both weights lie in one tensor, and outputs are poisoned first.
+    """
+    rows = []
+    for family in FAMILIES:
+        x, both = operands(family, m, hidden, 2 * intermediate, seed=seed, device=device)
+        packed = both.t().contiguous()
+        w_gate, w_up = (half.clone() for half in packed.chunk(2))
+        gate, up, product = reference.gate_up(x, w_gate, w_up)
+        for layout, weights, wanted in (
+            ("packed, factors kept", packed.chunk(2), (product, gate, up)),
+            ("two weights", (w_gate, w_up), (product,)),
+        ):
+            for choice in select.gate_up_choices(x, *weights):
+                outs = [torch.full_like(right, float("nan")) for right in wanted]
+                select.prepared_gate_up(choice, x, *weights, *outs)(x, *weights, *outs)
+                reports = [compare.bit_report(*pair) for pair in zip(outs, wanted)]
+                wrong = next((str(report) for report in reports if not report), "")
+                rows.append(
+                    {
+                        "family": family,
+                        "layout": layout,
+                        "schedule": choice.schedule,
+                        "config": "" if choice.config is None else str(choice.config),
+                        "mismatches": sum(report.mismatches for report in reports),
+                        "elements": sum(report.elements for report in reports),
+                        "first": wrong,
+                    }
+                )
+                if wrong:
+                    select.refuse(choice.schedule, "gate_up", f"{family} data, {layout}: {wrong}")
+    return rows

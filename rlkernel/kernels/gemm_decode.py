@@ -21,6 +21,7 @@ parts it has itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 from rlkernel.contract import ReductionTree
 from rlkernel.kernels import stream, workspace
 from rlkernel.kernels.bf16 import INTERPRETED, dot, rounded, to_bf16, to_fp32
+from rlkernel.kernels.launch import Described, Launch
 from rlkernel.kernels.stream import (
     POINTERS,
     PORTABLE,
@@ -160,36 +162,48 @@ def gemm_decode(
     base, a block that does not divide a leaf) falls back to one that does; the bits are the same.
     Raises ValueError with what `refuses` says of these operands.
     """
+    prepared(a, b, out, tree, config)(a, b, out)
+    return out
+
+
+def prepared(
+    a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree, config: DecodeConfig | None = None
+) -> Callable[[Tensor, Tensor, Tensor], object]:
+    """gemm_decode, checked and decided: a call for operands that look like these (launch.py)."""
     reason = refuses(a, b, out, tree)
     if reason:
         raise ValueError(reason)
     (m, k), n = a.shape, b.shape[1]
-    if n == 0:
-        return out
-    if k == 0:
-        return out.zero_()
+    if n == 0 or k == 0:
+        return lambda a, b, out: out.zero_()
     k_inner = b.stride(0) == 1
     config = fitting(config or default_config(m, n, tree, k_inner), a, b, tree)
     block_m, tiles = stream.padded_rows(m), triton.cdiv(n, config.block_n)
     leaf, split = k // tree.leaves, tree.leaves // config.leaves
-    rows, weight = a, b
     if config.tma:
-        rows = stream.descriptor(a, (block_m, config.block_k))
         block = (config.block_n, config.block_k)
-        weight = stream.descriptor(b.t(), block) if k_inner else stream.descriptor(b, block[::-1])
-    parts, arrivals = out, out  # unused by a program that holds the whole tree
-    if split > 1:
-        parts = torch.empty(split, m, n, dtype=tree.dtype, device=a.device)
-        arrivals = workspace.counters(a.device, tiles)
-    gemm_decode_kernel[(tiles, split)](
-        rows, weight, out, parts, arrivals,
-        m, n, leaf, a.stride(0), b.stride(1), b.stride(0), out.stride(0),
-        LEAVES=tree.leaves, BF16=tree.round_to == "bf16", GROUP=config.leaves,
-        BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-        TMA=config.tma, K_INNER=k_inner, EVEN_K=leaf % config.block_k == 0,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
-    return out
+        of_rows = Described(stream.descriptor(a, (block_m, config.block_k)))
+        # Memory along k is that of b.t(), whose base is b's.
+        lying = (b.t(), block) if k_inner else (b, block[::-1])
+        of_weight = Described(stream.descriptor(*lying))
+    numbers = (m, n, leaf, a.stride(0), b.stride(1), b.stride(0), out.stride(0))
+    constants = {
+        "LEAVES": tree.leaves, "BF16": tree.round_to == "bf16", "GROUP": config.leaves,
+        "BLOCK_M": block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "TMA": config.tma, "K_INNER": k_inner, "EVEN_K": leaf % config.block_k == 0,
+    }  # fmt: skip
+    warps = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    launch = Launch(a.device, gemm_decode_kernel, (tiles, split), constants, **warps)
+
+    def run(a: Tensor, b: Tensor, out: Tensor) -> None:
+        rows, weight = (of_rows(a), of_weight(b)) if config.tma else (a, b)
+        parts, arrivals = out, out  # unused by a program that holds the whole tree
+        if split > 1:
+            parts = a.new_empty(split, m, n, dtype=tree.dtype)
+            arrivals = workspace.counters(a.device, tiles)
+        launch(rows, weight, out, parts, arrivals, *numbers)
+
+    return run
 
 
 # The fastest of the sweep on an H200 at (K, N) = (12288, 4096), chains (4096, 12288), by padded M.

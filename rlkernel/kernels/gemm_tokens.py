@@ -15,6 +15,7 @@ are computed in the kernel, which is not compiled anew for another number of tok
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ from rlkernel.contract import ReductionTree
 from rlkernel.kernels.bf16 import INTERPRETED, dot, to_bf16
 from rlkernel.kernels.fold import joint, narrowed
 from rlkernel.kernels.gemm_tree import JOINT, STEP, check, kept, leaf_slice, order
+from rlkernel.kernels.launch import Launch
 
 MOST_TOKENS = 64
 PROGRAMS = 1536  # strips that fill a large GPU several times over
@@ -58,28 +60,34 @@ def gemm_tokens(
     Floor: M N times out's element size written. Raises TypeError for a wrong dtype, ValueError for
     shapes, tile, device or too many tokens, before any launch.
     """
+    prepared(a, b, out, tree, config)(a, b, out)
+    return out
+
+
+def prepared(
+    a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree, config: Config | None = None
+) -> Callable[[Tensor, Tensor, Tensor], object]:
+    """gemm_tokens, checked and decided: a call for operands that look like these (launch.py)."""
     check(a, b, out, tree)
     (m, k), n = a.shape, b.shape[1]
     if k > MOST_TOKENS:
         raise ValueError(f"K={k} is not supported: expected at most {MOST_TOKENS} tokens")
-    if not m or not n:
-        return out
-    if not k:
-        return out.zero_()
+    if not m or not n or not k:
+        return lambda a, b, out: out.zero_()
     config = config or default_config(m, n, k, tree)
     _check_config(config)
     strips = triton.cdiv(triton.cdiv(n, config.block_n), config.span)
-    meta = constants((m, n, k), tree, config, out.dtype)
-    _gemm_tokens[(triton.cdiv(m, config.block_m) * strips,)](
-        a, b, out, m, n, k, config.span, *a.stride(), *b.stride(), *out.stride(), **meta
-    )
-    return out
+    programs = triton.cdiv(m, config.block_m) * strips
+    numbers = (m, n, k, config.span, *a.stride(), *b.stride(), *out.stride())
+    meta, options = constants((m, n, k), tree, config, out.dtype)
+    launch = Launch(a.device, _gemm_tokens, (programs,), meta, **options)
+    return lambda a, b, out: launch(a, b, out, *numbers)
 
 
 def constants(
     shape: tuple[int, int, int], tree: ReductionTree, config: Config, out_dtype: torch.dtype
-) -> dict[str, object]:
-    """What the compiler knows of a launch for (M, N, K): the kernel's constants, warps, stages."""
+) -> tuple[dict[str, object], dict[str, object]]:
+    """What the compiler knows of a launch for (M, N, K): the kernel's constants, and options."""
     m, n, k = shape
     leaves = leaves_needed(tree, k)
     meta = {
@@ -95,12 +103,11 @@ def constants(
         "BLOCK_K": max(STEP.value, triton.next_power_of_2(triton.cdiv(k, leaves))),
         "STAGES": config.stages,
         "ARCH": "" if INTERPRETED else "hip" if torch.version.hip else "cuda",
-        "num_warps": config.warps,
-        "num_stages": config.stages,
     }
+    options = {"num_warps": config.warps, "num_stages": config.stages}
     if config.registers and meta["ARCH"] == "cuda":
-        meta["maxnreg"] = config.registers
-    return meta
+        options["maxnreg"] = config.registers
+    return meta, options
 
 
 def leaves_needed(tree: ReductionTree, k: int) -> int:

@@ -15,7 +15,7 @@ Tile shapes change nothing in the result: each element's additions are the contr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from rlkernel.contract import ReductionTree, balanced
 from rlkernel.kernels.bf16 import INTERPRETED, dot, to_bf16
 from rlkernel.kernels.fold import check_devices, check_output, joint, narrowed
+from rlkernel.kernels.launch import Launch
 
 MOST_LEAVES = 16  # the walk is unrolled
 STEP = tl.constexpr(16)  # the matrix instructions' smallest k
@@ -45,56 +46,53 @@ class Config:
 
 
 def gemm_tree(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    tree: ReductionTree,
-    config: Config | None = None,
-    bounds: Sequence[tuple[int, int]] | None = None,
+    a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree, config: Config | None = None
 ) -> Tensor:
     """a[M, K] @ b[K, N] under `tree` (1 to 16 leaves) -> out[M, N], which is also returned.
 
     a, b: BF16; out: BF16 or FP32; all with any strides and any alignment. The root is rounded
-    once more to out's dtype where that differs from the tree's. `bounds` replaces tree.bounds(K):
-    one (lo, hi) a leaf, neighbours touching, from 0 to K; each new one costs a compilation. An
-    empty leaf is absent. K = 0 gives +0.0. `out` must not share memory with a or b.
+    once more to out's dtype where that differs from the tree's. An empty leaf is absent. K = 0
+    gives +0.0. `out` must not share memory with a or b.
 
     Floor: 2 M N K operations; 2 M K + 2 K N bytes read, M N times out's element size written.
-    Raises TypeError for a wrong dtype, ValueError for shapes, bounds, tile or device, before any
-    launch.
+    Raises TypeError for a wrong dtype, ValueError for shapes, tile or device, before any launch.
     """
-    bounds = check(a, b, out, tree, bounds)
+    prepared(a, b, out, tree, config)(a, b, out)
+    return out
+
+
+def prepared(
+    a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree, config: Config | None = None
+) -> Callable[[Tensor, Tensor, Tensor], object]:
+    """gemm_tree, checked and decided: a call for operands that look like these (launch.py)."""
+    check(a, b, out, tree)
     (m, k), n = a.shape, b.shape[1]
-    if not m or not n:
-        return out
-    if not k:
-        return out.zero_()
+    if not m or not n or not k:
+        return lambda a, b, out: out.zero_()
     config = config or default_config(m, n, k, tree)
     _check_config(config)
     grid = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    meta = constants((m, n, k), tree, config, bounds, out.dtype)
     # A leaf's length in STEPs, where all leaves have that one.
     units = k // (tree.leaves * STEP.value)
-    _gemm_tree[(grid,)](
-        a, b, out, m, n, k, units, 0.0, *a.stride(), *b.stride(), *out.stride(), **meta
-    )
-    return out
+    numbers = (m, n, k, units, 0.0, *a.stride(), *b.stride(), *out.stride())
+    meta, options = constants((m, n, k), tree, config, out.dtype)
+    launch = Launch(a.device, _gemm_tree, (grid,), meta, **options)
+    return lambda a, b, out: launch(a, b, out, *numbers)
 
 
 def constants(
     shape: tuple[int, int, int],
     tree: ReductionTree,
     config: Config,
-    bounds: tuple[tuple[int, int], ...],
     out_dtype: torch.dtype,
-) -> dict[str, object]:
-    """What the compiler knows of a launch for (M, N, K): the kernel's constants, warps, stages."""
+) -> tuple[dict[str, object], dict[str, object]]:
+    """What the compiler knows of a launch for (M, N, K): the kernel's constants, and options."""
     m, n, k = shape
+    bounds = tree.bounds(k)
     longest = max(hi - lo for lo, hi in bounds)
-    # Leaves that are absent, or not cut by the midpoint rule, are told; the others are computed.
-    told = k < tree.leaves or bounds != tree.bounds(k)
+    told = k < tree.leaves  # absent leaves are told; the others are computed
     even = not told and k % (tree.leaves * STEP.value) == 0
-    return {
+    meta = {
         "LEAVES": tree.leaves,
         "ORDER": order(bounds),
         "EDGES": (0, *(hi for _, hi in bounds)) if told else (),
@@ -110,9 +108,8 @@ def constants(
         "BLOCK_K": config.block_k,
         "GROUP": GROUP,
         "ARCH": "" if INTERPRETED else "hip" if torch.version.hip else "cuda",
-        "num_warps": config.warps,
-        "num_stages": config.stages,
     }
+    return meta, {"num_warps": config.warps, "num_stages": config.stages}
 
 
 def order(bounds: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -295,14 +292,8 @@ def candidates(
     return tuple(dict.fromkeys(found))
 
 
-def check(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    tree: ReductionTree,
-    bounds: Sequence[tuple[int, int]] | None = None,
-) -> tuple[tuple[int, int], ...]:
-    """The bounds of the leaves; TypeError or ValueError where a launch cannot be."""
+def check(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> None:
+    """TypeError or ValueError where a launch cannot be."""
     for name, tensor in (("a", a), ("b", b)):
         if tensor.dtype != torch.bfloat16:
             raise TypeError(f"{name} is {tensor.dtype}: expected torch.bfloat16; cast it first")
@@ -323,21 +314,6 @@ def check(
     if tree.leaves > MOST_LEAVES:
         raise ValueError(f"{tree.name} has {tree.leaves} leaves: expected at most {MOST_LEAVES}")
     check_devices(a=a, b=b, out=out)
-    k = a.shape[1]
-    if bounds is None:
-        return tree.bounds(k)
-    bounds = tuple((lo, hi) for lo, hi in bounds)
-    edges = [0, *(hi for _, hi in bounds)]
-    if (
-        len(bounds) != tree.leaves
-        or edges != [*(lo for lo, _ in bounds), k]
-        or edges != sorted(edges)
-    ):
-        raise ValueError(
-            f"bounds {bounds} do not cut K={k} into the {tree.leaves} leaves of {tree.name}: "
-            f"expected touching (lo, hi) from 0 to {k}, such as {tree.bounds(k)}"
-        )
-    return bounds
 
 
 def _check_config(config: Config) -> None:

@@ -19,6 +19,8 @@ Floor: the larger of bytes, 2 (M K + N K + M N) at 4.2 TB/s, and operations, 2 M
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -31,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from rlkernel.contract import ReductionTree
-from rlkernel.kernels import hopper_tma
+from rlkernel.kernels import hopper_tma, workspace
 from rlkernel.kernels.hopper_finish import finish
 from rlkernel.kernels.hopper_pipeline import (
     BLOCK_WORDS,
@@ -46,6 +48,7 @@ from rlkernel.kernels.hopper_pipeline import (
 )
 from rlkernel.kernels.hopper_plan import Config, choose, multiprocessors, shapes
 from rlkernel.kernels.hopper_tma import operand, operand_box, out_box
+from rlkernel.kernels.launch import Described, Launch
 
 
 @gluon.jit
@@ -136,11 +139,6 @@ def gemm_kernel(
     )
 
 
-def counters_needed(M: int, N: int) -> int:
-    """How many int32 counters a split GEMM of an [M, N] output may use."""
-    return 2 * -(-M // 128) * -(-N // 128)
-
-
 def refuses(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> str | None:
     """Why these operands cannot run on this schedule, or None: they can."""
     reason = hopper_tma.operand_refused("a", a) or hopper_tma.operand_refused("b", b)
@@ -167,17 +165,22 @@ def hopper_gemm(
     out: Tensor,
     tree: ReductionTree,
     config: Config | None = None,
-    counters: Tensor | None = None,
 ) -> Tensor:
     """a[M, K] @ b[K, N] -> out[M, N], all leaves and joints under `tree`. Returns `out`.
 
     a, b: BF16, memory running along either axis (a weight [N, K] is passed as its .t()). out: BF16,
-    or FP32 where the tree keeps FP32 (or is a chain). counters: at least `counters_needed(M, N)`
-    int32 zeros on the device, used by a split only and zero again afterwards; two launches that may
-    run at the same time need two of them. None allocates them.
+    or FP32 where the tree keeps FP32 (or is a chain).
 
     Raises ValueError with what `refuses` says of these operands.
     """
+    prepared(a, b, out, tree, config)(a, b, out)
+    return out
+
+
+def prepared(
+    a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree, config: Config | None = None
+) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """hopper_gemm, checked and decided: a call for operands that look like these (launch.py)."""
     reason = refuses(a, b, out, tree)
     if reason:
         raise ValueError(reason)
@@ -191,33 +194,23 @@ def hopper_gemm(
     programs = min(sms, items)
     # Halves of tiles that leave the SM: the roots of a split, or parked by a tree of 8 FP32 leaves.
     halves = 2 * items if fold.split > 1 else 2 * programs if fold.wide else 0
-    words = a.new_empty(
-        max(1, halves * fold.blocks * BLOCK_WORDS.value),
-        dtype=torch.float32 if fold.wide else torch.int32,
+    words = max(1, halves * fold.blocks * BLOCK_WORDS.value)
+    kind = torch.float32 if fold.wide else torch.int32
+    arrivals = 2 * -(-M // 128) * -(-N // 128) if fold.split > 1 else 0
+    # A descriptor is that of the matrix as its memory lies, whose base is the operand's.
+    of_a = Described(operand(a, 1, along[0], operand_box(64, tiling.bk, along[0])))
+    of_b = Described(operand(b, 0, along[1], operand_box(tiling.bn, tiling.bk, along[1])))
+    of_out = Described(hopper_tma.descriptor(out, 1, out_box(fold.wide, bits)))
+    numbers = (M, N, K, config.raster)
+    launch = Launch(
+        a.device, gemm_kernel, (programs,), {"F": fold, "T": tiling}, num_warps=4, maxnreg=REGISTERS
     )
-    if fold.split == 1:
-        counters = words.view(torch.int32)  # not used
-    elif counters is None:
-        counters = a.new_zeros(counters_needed(M, N), dtype=torch.int32)
-    elif counters.dtype != torch.int32 or counters.numel() < counters_needed(M, N):
-        raise ValueError(
-            f"counters is {counters.dtype} [{counters.numel()}]: "
-            f"at least {counters_needed(M, N)} int32 zeros expected"
+
+    def run(a: Tensor, b: Tensor, out: Tensor) -> None:
+        partials = a.new_empty(words, dtype=kind)
+        counters = (
+            workspace.counters(a.device, arrivals) if arrivals else partials.view(torch.int32)
         )
-    with torch.cuda.device(a.device):
-        gemm_kernel[(programs,)](
-            operand(a, 1, along[0], operand_box(64, tiling.bk, along[0])),
-            operand(b, 0, along[1], operand_box(tiling.bn, tiling.bk, along[1])),
-            hopper_tma.descriptor(out, 1, out_box(fold.wide, bits)),
-            words,
-            counters,
-            M,
-            N,
-            K,
-            config.raster,
-            fold,
-            tiling,
-            num_warps=4,
-            maxnreg=REGISTERS,
-        )
-    return out
+        launch(of_a(a), of_b(b), of_out(out), partials, counters, *numbers)
+
+    return run

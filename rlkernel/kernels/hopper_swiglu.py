@@ -5,6 +5,8 @@ hopper_swiglu_kernel.py is for prefill; hopper_swiglu_few.py for at most 128 row
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from rlkernel.kernels.hopper_silu import SWIGLU
 from rlkernel.kernels.hopper_swiglu_few import COLUMNS, LEFT, RIGHT, gate_up_few_kernel
 from rlkernel.kernels.hopper_swiglu_kernel import NARROW, WIDE, gate_up_kernel
 from rlkernel.kernels.hopper_tma import operand, operand_box, out_box
+from rlkernel.kernels.launch import Described, Launch
 
 
 def wide_tiles(M: int, I: int, sms: int = 132) -> int:  # noqa: E741
@@ -29,6 +32,12 @@ def wide_tiles(M: int, I: int, sms: int = 132) -> int:  # noqa: E741
 def fits_few(M: int, I: int, sms: int = 132) -> bool:  # noqa: E741
     """Does the kernel for at most 128 rows take these: one tile a program, all at once?"""
     return M <= 128 and -(-I // COLUMNS.value) <= sms
+
+
+def candidates(M: int, I: int, device: torch.device) -> list[int | None]:  # noqa: E741
+    """What `wide` may be: the default, no tile, all of them, and the whole waves."""
+    tiles = -(-M // 128) * -(-I // 128)
+    return [None, *dict.fromkeys((0, tiles, wide_tiles(M, I, multiprocessors(device))))]
 
 
 def refuses(x: Tensor, w_gate: Tensor, w_up: Tensor) -> str | None:
@@ -86,6 +95,22 @@ def hopper_gate_up(
 
     Raises ValueError with what `refuses` says, and where an output cannot be written by TMA.
     """
+    run = prepared(x, w_gate, w_up, hidden, gate, up, wide, arithmetic)
+    run(x, w_gate, w_up, hidden, gate, up)
+    return hidden
+
+
+def prepared(
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    hidden: Tensor,
+    gate: Tensor | None = None,
+    up: Tensor | None = None,
+    wide: int | None = None,
+    arithmetic: str = SWIGLU,
+) -> Callable[..., None]:
+    """hopper_gate_up, checked and decided: a call for tensors that look like these (launch.py)."""
     reason = refuses(x, w_gate, w_up)
     if reason:
         raise ValueError(reason)
@@ -98,18 +123,25 @@ def hopper_gate_up(
         wide = wide_tiles(M, width, sms)
     if not 0 <= wide <= tiles:
         raise ValueError(f"wide is {wide}: there are {tiles} tiles, so 0 to {tiles} can be wide")
-    rows = operand(x, 1, True, operand_box(64, 64, True))
+    of_rows = Described(operand(x, 1, True, operand_box(64, 64, True)))
     box = operand_box(32 if few else 64, 64, True)
-    weights = (operand(t, 1, True, box) for t in (w_gate, w_up))
-    descs = (rows, *weights, *(hopper_tma.descriptor(t, 1, out_box(False, 16, 32)) for t in outs))
-    how = (gate is not None, arithmetic)
+    of_gate, of_up = (Described(operand(t, 1, True, box)) for t in (w_gate, w_up))
+    of_outs = [Described(hopper_tma.descriptor(t, 1, out_box(False, 16, 32))) for t in outs]
+    save = gate is not None
     options = {"num_warps": 4, "maxnreg": REGISTERS}
-    with torch.cuda.device(x.device):
-        if few:
-            programs = -(-width // COLUMNS.value)
-            gate_up_few_kernel[(programs,)](*descs, H, *how, LEFT, RIGHT, **options)
-        else:
-            programs = min(sms, 2 * tiles - wide)
-            size = (M, width, H, min(16, -(-M // 128)))
-            gate_up_kernel[(programs,)](*descs, wide, *size, *how, WIDE, NARROW, **options)
-    return hidden
+    constants = {"KEEP": save, "TEXT": arithmetic}
+    if few:
+        constants |= {"L": LEFT, "R": RIGHT}
+        programs, numbers = -(-width // COLUMNS.value), (H,)
+        launch = Launch(x.device, gate_up_few_kernel, (programs,), constants, **options)
+    else:
+        constants |= {"W": WIDE, "N": NARROW}
+        programs, numbers = min(sms, 2 * tiles - wide), (wide, M, width, H, min(16, -(-M // 128)))
+        launch = Launch(x.device, gate_up_kernel, (programs,), constants, **options)
+
+    def run(x, w_gate, w_up, hidden, gate=None, up=None) -> None:
+        outs = (hidden, gate, up) if save else (hidden, hidden, hidden)
+        described = (of(t) for of, t in zip(of_outs, outs))
+        launch(of_rows(x), of_gate(w_gate), of_up(w_up), *described, *numbers)
+
+    return run

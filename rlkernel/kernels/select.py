@@ -13,7 +13,9 @@ there by name (`refuse`) and not chosen again in this process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,12 +31,15 @@ from rlkernel.kernels import (
     swiglu,
     swiglu_decode,
 )
-from rlkernel.kernels.workspace import counters
+from rlkernel.kernels.launch import look
 
 CHAIN = ReductionTree(1, "fp32")
 FEW_ROWS = 64  # up to here the weights are read once and nothing else counts
 NARROW_SHARD = 6144  # columns of gate and up
 LIBRARY_ROWS = 512  # below, the library may split K
+MOST_KNOWN = 4096  # looks of tensors that are remembered
+
+Run = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,22 @@ class Choice:
         return self.schedule if self.config is None else f"{self.schedule} {self.config}"
 
 
+class Known(NamedTuple):
+    """What was chosen for tensors of one look, and the call that does it."""
+
+    choice: Choice | None
+    run: Run
+
+
 _refused: dict[tuple[str, str], str] = {}
 _proven: dict[tuple, bool] = {}
+_known: dict[tuple, Known] = {}
 
 
 def refuse(schedule: str, contract: str, reason: str) -> None:
     """Never choose that schedule for that contract again in this process."""
     _refused[schedule, contract] = reason
+    _known.clear()
 
 
 def refused() -> dict[str, str]:
@@ -72,21 +86,43 @@ def gemm(
 
     Returns the choice that ran. Raises ValueError or TypeError before anything is launched.
     """
-    choice = choice or choose(a, b, out, tree)
-    if choice.schedule == "twin":
-        out.copy_(reference.gemm(a, b, tree, out.dtype))
-    elif choice.schedule == "library":
-        torch.mm(a, b, out=out)
-    elif choice.schedule == "hopper":
-        from rlkernel.kernels import hopper_gemm
+    if choice is not None:
+        _prepared(choice, a, b, out, tree)(a, b, out)
+        return choice
+    key = (tree, look(a), look(b), look(out))
+    known = _known.get(key)
+    if known is None:
+        choice = choose(a, b, out, tree)
+        known = _remember(key, choice, _prepared(choice, a, b, out, tree), a.device)
+    known.run(a, b, out)
+    return known.choice
 
-        arrivals = counters(a.device, hopper_gemm.counters_needed(a.shape[0], b.shape[1]))
-        hopper_gemm.hopper_gemm(a, b, out, tree, choice.config, arrivals)
-    else:
-        launches = {"tile": gemm_tree.gemm_tree, "decode": gemm_decode.gemm_decode}
-        launches["tokens"] = gemm_tokens.gemm_tokens
-        launches[choice.schedule](a, b, out, tree, choice.config)
-    return choice
+
+def _prepared(choice: Choice, a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> Run:
+    """The chosen schedule, checked and decided, for operands that look like these."""
+    if choice.schedule == "twin":
+        return lambda a, b, out: out.copy_(reference.gemm(a, b, tree, out.dtype))
+    if choice.schedule == "library":
+        return lambda a, b, out: torch.mm(a, b, out=out)
+    if choice.schedule == "hopper":
+        from rlkernel.kernels import hopper_gemm  # needs Gluon
+
+        return hopper_gemm.prepared(a, b, out, tree, choice.config)
+    kernel = {"tile": gemm_tree, "decode": gemm_decode, "tokens": gemm_tokens}[choice.schedule]
+    return kernel.prepared(a, b, out, tree, choice.config)
+
+
+def _remember(key: tuple, choice: Choice | None, run: Run, device: torch.device) -> Known:
+    """For the next call with tensors of this look.
+
+    Not while a graph is captured: nothing can be tried there, and the choice may be second best.
+    """
+    known = Known(choice, run)
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[key] = known
+    return known
 
 
 def choose(a: Tensor, b: Tensor, out: Tensor, tree: ReductionTree) -> Choice:
@@ -179,21 +215,48 @@ def gate_up(
     if x.device.type == "cpu" and not bf16.INTERPRETED:
         gate, up, hidden = reference.gate_up(x, w_gate, w_up)
         return (hidden, gate, up) if save else (hidden, None, None)
-    hidden = x.new_empty(x.shape[0], w_gate.shape[0])
-    choice = choice or choose_gate_up(x, w_gate, w_up)
-    apart = choice.schedule == "tile"  # needs both products in memory, kept or not
-    gate, up = (torch.empty_like(hidden) for _ in range(2)) if save or apart else (None, None)
+    outs = [x.new_empty(x.shape[0], w_gate.shape[0]) for _ in range(3 if save else 1)]
+    if choice is not None:
+        prepared_gate_up(choice, x, w_gate, w_up, *outs)(x, w_gate, w_up, *outs)
+    else:
+        key = (save, look(x), look(w_gate), look(w_up))
+        known = _known.get(key)
+        if known is None:
+            choice = choose_gate_up(x, w_gate, w_up)
+            run = prepared_gate_up(choice, x, w_gate, w_up, *outs)
+            known = _remember(key, choice, run, x.device)
+        known.run(x, w_gate, w_up, *outs)
+    return tuple(outs) if save else (outs[0], None, None)
+
+
+def prepared_gate_up(choice: Choice, x: Tensor, w_gate: Tensor, w_up: Tensor, *outs) -> Run:
+    """The chosen schedule for operands that look like these, and for outputs (hidden) or (hidden,
+    gate, up): a call with all of them.
+    """
+    if choice.schedule == "twin":
+
+        def twin(x, w_gate, w_up, *outs) -> None:
+            gate, up, hidden = reference.gate_up(x, w_gate, w_up)
+            for out, value in zip(outs, (hidden, gate, up)):
+                out.copy_(value)
+
+        return twin
     if choice.schedule == "decode":
-        swiglu_decode.gate_up_decode(x, w_gate, w_up, hidden, gate, up, choice.config)
-    elif choice.schedule == "hopper":
+        kept = outs[1:] or (None, None)
+        return swiglu_decode.prepared(x, w_gate, w_up, outs[0], *kept, choice.config)
+    if choice.schedule == "hopper":
         from rlkernel.kernels import hopper_swiglu
 
-        hopper_swiglu.hopper_gate_up(x, w_gate, w_up, hidden, gate, up)
-    else:
+        kept = outs[1:] or (None, None)
+        return hopper_swiglu.prepared(x, w_gate, w_up, outs[0], *kept, choice.config)
+
+    def apart(x, w_gate, w_up, hidden, *kept) -> None:
+        gate, up = kept or (torch.empty_like(hidden), torch.empty_like(hidden))
         for weight, product in ((w_gate, gate), (w_up, up)):
             gemm(x, weight.t(), product, CHAIN)
         swiglu.swiglu_forward(gate, up, hidden)
-    return (hidden, gate, up) if save else (hidden, None, None)
+
+    return apart
 
 
 def choose_gate_up(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Choice:
@@ -219,13 +282,39 @@ def gate_up_allows(schedule: str, x: Tensor, w_gate: Tensor, w_up: Tensor) -> bo
     return hopper_swiglu.refuses(x, w_gate, w_up) is None
 
 
-def swiglu_backward(d_hidden: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """-> (d_gate, d_up, hidden), [M, I]: one pass, rounded where eager autograd rounds."""
+def gate_up_choices(x: Tensor, w_gate: Tensor, w_up: Tensor) -> list[Choice]:
+    """Every schedule and configuration that is legal for these operands."""
+    if x.device.type == "cpu" and not bf16.INTERPRETED:
+        return [Choice("twin")]
+    found = [Choice("tile")]
+    if gate_up_allows("decode", x, w_gate, w_up):
+        configs = swiglu_decode.gate_up_candidates(x.shape[0], w_gate.shape[0])
+        found += [Choice("decode", config) for config in configs]
+    if gate_up_allows("hopper", x, w_gate, w_up):
+        from rlkernel.kernels import hopper_swiglu
+
+        kinds = hopper_swiglu.candidates(x.shape[0], w_gate.shape[0], x.device)
+        found += [Choice("hopper", wide) for wide in kinds]
+    return found
+
+
+def swiglu_backward(d_hidden: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """-> (d_gate and d_up side by side, [M, 2 I]; hidden, [M, I]): one pass, rounded where eager
+    autograd rounds.
+    """
+    both, hidden = gate.new_empty(gate.shape[0], 2 * gate.shape[1]), torch.empty_like(gate)
+    d_gate, d_up = both.chunk(2, 1)
     if gate.device.type == "cpu" and not bf16.INTERPRETED:
-        return *reference.swiglu_backward(d_hidden, gate, up), reference.swiglu_forward(gate, up)
-    d_gate, d_up, hidden = (torch.empty_like(gate) for _ in range(3))
-    swiglu.swiglu_backward(d_hidden, gate, up, d_gate, d_up, hidden)
-    return d_gate, d_up, hidden
+        for out, value in zip((d_gate, d_up), reference.swiglu_backward(d_hidden, gate, up)):
+            out.copy_(value)
+        return both, hidden.copy_(reference.swiglu_forward(gate, up))
+    key = ("swiglu", look(d_hidden), look(gate), look(up))
+    known = _known.get(key)
+    if known is None:
+        run = swiglu.prepared_backward(d_hidden, gate, up, d_gate, d_up, hidden)
+        known = _remember(key, None, run, gate.device)
+    known.run(d_hidden, gate, up, d_gate, d_up, hidden)
+    return both, hidden
 
 
 def path(x: Tensor, w_gate: Tensor, w_down: Tensor, tree: ReductionTree) -> str:

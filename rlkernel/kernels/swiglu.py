@@ -9,6 +9,8 @@ g / (1 + exp(-g)), its gradient ds * sig * (1 + g * (1 - sig)) with sig = 1 / (1
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,7 @@ from triton.language.extra import libdevice
 
 from rlkernel.kernels.bf16 import INTERPRETED, rounded, to_bf16, to_fp32
 from rlkernel.kernels.fold import check_devices
+from rlkernel.kernels.launch import Launch
 
 BLOCK = 1024  # elements of a row a program: a 16-byte vector a thread
 
@@ -54,20 +57,8 @@ def swiglu_forward(gate: Tensor, up: Tensor, hidden: Tensor) -> Tensor:
     for shapes or devices that differ, before the launch.
     """
     _check(gate=gate, up=up, hidden=hidden)
-    rows, width = gate.shape
     if gate.numel():
-        _forward[(rows * triton.cdiv(width, BLOCK),)](
-            gate,
-            up,
-            hidden,
-            width,
-            *gate.stride(),
-            *up.stride(),
-            *hidden.stride(),
-            BLOCK=BLOCK,
-            num_warps=4,
-            **EXACT,
-        )
+        _launch(_forward, (gate, up, hidden), {})(gate, up, hidden)
     return hidden
 
 
@@ -87,31 +78,43 @@ def swiglu_backward(
 
     Floor: 6 M I bytes read, 4 M I written (6 with hidden). Raises as swiglu_forward does.
     """
+    run = prepared_backward(d_hidden, gate, up, d_gate, d_up, hidden)
+    run(d_hidden, gate, up, d_gate, d_up, hidden)
+    return d_gate, d_up
+
+
+def prepared_backward(
+    d_hidden: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    d_gate: Tensor,
+    d_up: Tensor,
+    hidden: Tensor | None = None,
+) -> Callable[..., None]:
+    """swiglu_backward, checked: a call for tensors that look like these (launch.py)."""
     given = {"d_hidden": d_hidden, "gate": gate, "up": up, "d_gate": d_gate, "d_up": d_up}
     _check(**given, **({} if hidden is None else {"hidden": hidden}))
-    rows, width = gate.shape
-    again = d_up if hidden is None else hidden  # never written in the first case
-    if gate.numel():
-        _backward[(rows * triton.cdiv(width, BLOCK),)](
-            d_hidden,
-            gate,
-            up,
-            d_gate,
-            d_up,
-            again,
-            width,
-            *d_hidden.stride(),
-            *gate.stride(),
-            *up.stride(),
-            *d_gate.stride(),
-            *d_up.stride(),
-            *again.stride(),
-            AGAIN=hidden is not None,
-            BLOCK=BLOCK,
-            num_warps=4,
-            **EXACT,
-        )
-    return d_gate, d_up
+    if not gate.numel():
+        return lambda *tensors: None
+    again = hidden is not None
+    tensors = (d_hidden, gate, up, d_gate, d_up, hidden if again else d_up)
+    launch = _launch(_backward, tensors, {"AGAIN": again})
+
+    def run(d_hidden, gate, up, d_gate, d_up, hidden=None) -> None:
+        # Not written where it is not wanted.
+        launch(d_hidden, gate, up, d_gate, d_up, hidden if again else d_up)
+
+    return run
+
+
+def _launch(kernel, tensors: tuple[Tensor, ...], constants: dict) -> Callable[..., None]:
+    """A call of an element-wise kernel for tensors that look like these."""
+    rows, width = tensors[0].shape
+    strides = [stride for tensor in tensors for stride in tensor.stride()]
+    programs = rows * triton.cdiv(width, BLOCK)
+    constants = {**constants, "BLOCK": BLOCK}
+    launch = Launch(tensors[0].device, kernel, (programs,), constants, num_warps=4, **EXACT)
+    return lambda *tensors: launch(*tensors, width, *strides)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ to BF16, where eager PyTorch rounds between its kernels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from rlkernel.kernels import stream
 from rlkernel.kernels.bf16 import INTERPRETED, dot, rounded, to_bf16
+from rlkernel.kernels.launch import Described, Launch
 from rlkernel.kernels.stream import (
     PORTABLE,
     DecodeConfig,
@@ -85,29 +87,52 @@ def gate_up_decode(
     and both weights have one row stride. Raises ValueError with what `refuses` says of these
     operands.
     """
+    run = prepared(x, w_gate, w_up, hidden, gate, up, config)
+    run(x, w_gate, w_up, hidden, gate, up)
+    return hidden
+
+
+def prepared(
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    hidden: Tensor,
+    gate: Tensor | None = None,
+    up: Tensor | None = None,
+    config: DecodeConfig | None = None,
+) -> Callable[..., object]:
+    """gate_up_decode, checked and decided: a call for tensors that look like these (launch.py)."""
     reason = refuses(x, w_gate, w_up, hidden, gate, up)
     if reason:
         raise ValueError(reason)
     (m, h), i = x.shape, w_gate.shape[0]
     if i == 0:
-        return hidden
+        return lambda *tensors: None
     config = fitting(config or default_config(m, i), x, w_gate, w_up)
     block_m = stream.padded_rows(m)
-    rows, g, u = x, w_gate, w_up
     if config.tma:
-        block = (config.block_n, config.block_k)
-        rows = stream.descriptor(x, (block_m, config.block_k))
-        g, u = stream.descriptor(w_gate, block), stream.descriptor(w_up, block)
+        of_rows = Described(stream.descriptor(x, (block_m, config.block_k)))
+        of_weight = Described(stream.descriptor(w_gate, (config.block_n, config.block_k)))
     store = gate is not None
-    gate, up = (gate, up) if store else (hidden, hidden)
-    gate_up_decode_kernel[(triton.cdiv(i, config.block_n),)](
-        rows, g, u, hidden, gate, up,
-        m, i, h, x.stride(0), w_gate.stride(0), hidden.stride(0), gate.stride(0), up.stride(0),
-        BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, STORE=store,
-        TMA=config.tma, EVEN_K=h % config.block_k == 0,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
-    return hidden
+    kept = [t.stride(0) for t in ((gate, up) if store else (hidden, hidden))]
+    numbers = (m, i, h, x.stride(0), w_gate.stride(0), hidden.stride(0), *kept)
+    constants = {
+        "BLOCK_M": block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STORE": store,
+        "TMA": config.tma, "EVEN_K": h % config.block_k == 0,
+    }  # fmt: skip
+    warps = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    programs = triton.cdiv(i, config.block_n)
+    launch = Launch(x.device, gate_up_decode_kernel, (programs,), constants, **warps)
+
+    def run(x, w_gate, w_up, hidden, gate=None, up=None) -> None:
+        rows, g, u = x, w_gate, w_up
+        if config.tma:
+            rows, g, u = of_rows(x), of_weight(w_gate), of_weight(w_up)
+        if not store:
+            gate = up = hidden
+        launch(rows, g, u, hidden, gate, up, *numbers)
+
+    return run
 
 
 # The fastest of the sweep on an H200 at (H, I) = (4096, 12288), by padded M: all programs resident.

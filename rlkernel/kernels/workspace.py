@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 _POOL = 1 << 20  # counters a device: 4 MB, some thousands of captured launches
 
@@ -29,7 +30,7 @@ def counters(device: torch.device, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=device)
     if torch.cuda.is_current_stream_capturing():
         return _take(device, count)
-    key = (device, torch.cuda.current_stream(device).cuda_stream)
+    key = (device, driver.active.get_current_stream(device.index))
     held = _of_stream.get(key)
     if held is None or held.numel() < count:
         held = _of_stream[key] = _take(device, max(count, 4096))

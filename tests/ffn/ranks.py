@@ -68,7 +68,7 @@ def every_layout_has_the_bits_of_one_rank(world):
         assert all(line["elements"] for line in row["lines"]) and row["caught"] is None
         for name, digest in row["digest"].items():
             digests.setdefault(name.rpartition(" dw ")[0], set()).add(digest)
-    assert len(digests) == (6 if world.rank < 4 else 4)  # tree2 stands on small grids only
+    assert len(digests) == (8 if world.rank < 4 else 6)  # tree2 stands on small grids only
     assert all(len(found) == 1 for found in digests.values()), digests
 
 

@@ -28,10 +28,12 @@ def test_a_layout_asks_for_the_layer_alone():
     (case,) = asked(layout="tp2_cp2_sp")
     assert case.grid == Grid(cp=2, tp=2) and case.parameters["sequence_parallel"] is True
     assert case.parameters["what"] == "layer" and case.parameters["m"] == 32
-    assert case.parameters["contracts"] == "tree8.bf16+tree8.fp32+tree2.bf16"
+    default = "tree8.bf16/tokens:tree2.bf16"
+    assert case.parameters["contracts"] == f"{default}+tree8.bf16+tree8.fp32+tree2.bf16"
     assert [c.parameters["layout"] for c in asked(what="layer")] == list(layouts.LAYOUTS)
     (four,) = asked(layout="tp4", size="qwen3")
-    assert four.parameters["contracts"] == "tree8.bf16+tree8.fp32", "tree2 holds two ranks"
+    held = f"{default}+tree8.bf16+tree8.fp32"
+    assert four.parameters["contracts"] == held, "tree2 holds two ranks"
     assert four.parameters["hidden"] == 4096 and four.parameters["m"] == 32
     graphs = asked(what="graph", m="1,512") + asked(what="graph", layout="tp2_sp")
     assert [(c.grid.tp, c.parameters["m"]) for c in graphs] == [(1, 1), (1, 512), (2, 32)]
@@ -49,6 +51,8 @@ def test_a_layout_asks_for_the_layer_alone():
         ("extra-rounding cannot show in graph", {"what": "graph", "fault": "extra-rounding"}),
         ("contract tree2.bf16 .* tp4: 4 ranks need 4 leaves",
          {"layout": "tp4", "contract": "tree2.bf16"}),
+        ("contract tree8.bf16/tokens:tree2.bf16 names the tokens",
+         {"contract": "tree8.bf16/tokens:tree2.bf16"}),
         ("contract chain is not possible on tp2", {"layout": "tp2", "contract": "chain"}),
         ("m=12 is not possible on tp4_cp2_sp: tokens divide over 8",
          {"layout": "tp4_cp2_sp", "m": "12"}),

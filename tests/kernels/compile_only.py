@@ -76,8 +76,7 @@ def compiled(fn, types: dict[str, str], constants: dict, target: GPUTarget, **op
 
 def gemm(shape, transposed: str, tree_name: str, out: str, config, target: GPUTarget):
     tree = ReductionTree.parse(tree_name)
-    meta = gemm_tree.constants(shape, tree, config, tree.bounds(shape[2]), DTYPES[out])
-    options = {name: meta.pop(name) for name in ("num_warps", "num_stages")}
+    meta, options = gemm_tree.constants(shape, tree, config, DTYPES[out])
     meta |= {"ARCH": target.backend, "out_n": 1}
     meta |= {"a_m" if transposed == "a" else "a_k": 1, "b_k" if transposed == "b" else "b_n": 1}
     types = {"a_ptr": BF16, "b_ptr": BF16, "out_ptr": f"*{out}", "nought": "fp32"}
@@ -96,8 +95,7 @@ def tokens(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
     for shape, name, out in TOKENS:
         tree = ReductionTree.parse(name)
         config = gemm_tokens.default_config(*shape, tree, hip=target.backend == "hip")
-        meta = gemm_tokens.constants(shape, tree, config, DTYPES[out])
-        options = {name: meta.pop(name) for name in ("num_warps", "num_stages")}
+        meta, options = gemm_tokens.constants(shape, tree, config, DTYPES[out])
         meta |= {"ARCH": target.backend, "a_m": 1, "b_n": 1, "out_n": 1}
         types = {"a_ptr": BF16, "b_ptr": BF16, "out_ptr": f"*{out}"}
         title = f"gemm_tokens {'x'.join(map(str, shape))} {name} {out}"
