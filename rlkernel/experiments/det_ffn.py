@@ -3,8 +3,9 @@
 `--what census` runs every schedule on adversarial data, `gemm` the products of an FFN step, `ffn`
 the whole forward and `train` a whole training step against the official layer; `layer` compares
 forward and backward of the distributed layer with one rank, bit for bit, `graph` the replays of its
-CUDA graph with eager calls. On the CPU the kernels run in Triton's interpreter, the layer on their
-plain-torch twins, and nothing is timed.
+CUDA graph with eager calls, `hash` two fresh processes with each other; `time` says what a layout
+costs, beside the official layer on each of its ranks. On the CPU the kernels run in Triton's
+interpreter, the layer on their plain-torch twins, and nothing is timed but layouts.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ QUESTION = (
 )
 
 KERNELS = ("census", "gemm", "ffn")
-ALONE = (*KERNELS, "train")  # what one rank does by itself
-WHAT = (*ALONE, "graph", "layer")
+ALONE = (*KERNELS, "train", "hash")  # what one rank does by itself
+LAYER = ("graph", "layer", "time")  # what has a layout
+WHAT = (*ALONE, *LAYER)
 CONTRACTS = ("tree8.bf16", "tree8.fp32", "tree2.bf16", "chain")
 SIZES = {
     "small": {"hidden": 64, "intermediate": 128, "m": (1, 17, 33)},
@@ -45,12 +47,15 @@ COVERED = (
     "the whole forward and a whole training step against the official layer, interleaved in one "
     "process, hot",
     "forward, dX and dW of the layer under TP, CP and SP against one rank; negative controls",
+    "two fresh processes of one seed: one hash of forward, dX and dW",
+    "the time of a layout, slowest rank of each sample, beside the official layer on one rank",
 )
 NOT_COVERED = (
     "ROCm (gfx942): compiles; not run",
     "other GPU architectures",
     "bits across architectures, library versions or contracts: none are promised",
-    "times of distributed layouts; sums by symmetric memory; data parallelism",
+    "times where ranks share a GPU or stand on several hosts",
+    "sums by symmetric memory; data parallelism",
 )
 
 
@@ -97,7 +102,8 @@ def cases(params: Params) -> list[Case]:
         )
     found = []
     for what in (what for what in asked if what in ALONE):
-        rows = params.m or (CENSUS_ROWS[params.size] if what == "census" else size["m"])
+        own = {"census": CENSUS_ROWS[params.size], "hash": (layouts.TOKENS,)}
+        rows = params.m or own.get(what, size["m"])
         for m in rows:
             found += [
                 Case(NAME, Grid(), "bf16", seed, params.fault, _parameters(params, what, m))
@@ -107,7 +113,7 @@ def cases(params: Params) -> list[Case]:
         what = _parameters(params, "fp16", 8)
         found += [Case(NAME, Grid(), "bf16", seed, "none", what) for seed in params.seed]
     dims = (size["hidden"], size["intermediate"])
-    for what in ("graph", "layer"):  # last: the kernels' cases decide first whether to interpret
+    for what in LAYER:  # last: the kernels' cases decide first whether to interpret
         if what in asked:
             for grid, at in layouts.layer_cases(params, what, *dims, CONTRACTS):
                 found += [Case(NAME, grid, "bf16", seed, params.fault, at) for seed in params.seed]
@@ -117,10 +123,13 @@ def cases(params: Params) -> list[Case]:
 def _what(params: Params) -> tuple[str, ...]:
     """A layout asks for the layer. Raises UsageError for a fault that is not of what is asked."""
     asked = ("layer",) if params.layout and params.what == KERNELS else params.what
-    if params.layout and not {"graph", "layer"} & set(asked):
-        raise UsageError("layout is of what=layer and what=graph only: leave one of them out")
+    if params.layout and not set(LAYER) & set(asked):
+        raise UsageError(
+            "layout is of what=layer, what=graph and what=time only: leave one of them out"
+        )
     for what in asked if params.fault != "none" else ():
-        own = {"layer": layouts.FAULTS, "graph": ()}.get(what, ("extra-rounding",))
+        planted = ("extra-rounding",) if what in (*KERNELS, "train") else ()
+        own = layouts.FAULTS if what == "layer" else planted
         if params.fault not in own:
             raise UsageError(
                 f"fault {params.fault} cannot show in {what}, whose faults are: "
@@ -141,6 +150,7 @@ def _parameters(params: Params, what: str, m: int) -> dict:
         "hidden": size["hidden"],
         "intermediate": size["intermediate"],
         "contracts": "+".join(contracts),
+        **({"dx": "+".join(params.dx)} if what == "hash" else {}),
         **(
             {"graph": params.graph, "warmup": params.warmup, "samples": params.samples}
             if timed
@@ -153,14 +163,18 @@ def run(case: Case, comm) -> dict:
     """One shape: a row with the bits, the drift and, on a GPU, the times of every contract."""
     import os
 
-    if case.parameters["what"] in ("graph", "layer"):
-        from rlkernel.ffn import capture, exactness
+    if case.parameters["what"] in LAYER:
+        from rlkernel.ffn import capture, exactness, walltime
 
-        row = {"graph": capture.graph_row, "layer": exactness.layer_row}
+        row = {
+            "graph": capture.graph_row,
+            "layer": exactness.layer_row,
+            "time": walltime.time_row,
+        }
         return row[case.parameters["what"]](case, comm)
     if comm.device.type == "cpu" and case.parameters["what"] in KERNELS:
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
-    from rlkernel.ffn import measure, training
+    from rlkernel.ffn import fresh, measure, training
 
     row = {
         "census": measure.census_row,
@@ -168,6 +182,7 @@ def run(case: Case, comm) -> dict:
         "ffn": measure.ffn_row,
         "fp16": measure.fp16_row,
         "train": training.train_row,
+        "hash": fresh.hash_row,
     }[case.parameters["what"]]
     return row(case, comm.device)
 
@@ -202,7 +217,8 @@ def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list
     for row in rows:
         lines = row["result"].get("lines", ())
         if "layout" in row["case"]["parameters"]:
-            lines = layouts.merged(lines)
+            timed = row["case"]["parameters"]["what"] == "time"
+            lines = layouts.timed(lines) if timed else layouts.merged(lines)
         for line in lines:
             ratio = line.get("ratio")
             body.append(
@@ -221,12 +237,16 @@ def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list
 
 def protocol(params: Params) -> dict:
     """What must agree before two records may be compared."""
+    apart = {}
+    if "time" in params.what:
+        apart = {"layouts": "host clock from one start of all ranks, slowest rank of each sample"}
     return {
         "graph": params.graph,
         "warm_s": params.warmup,
         "samples": params.samples,
         "order": "variants interleaved call by call in one process, hot",
         "clock": "CUDA events, microseconds a call",
+        **apart,
     }
 
 

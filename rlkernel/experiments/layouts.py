@@ -24,13 +24,16 @@ LAYOUTS = {
 ALL = {"single": (Grid(), False), **LAYOUTS}
 BETWEEN_RANKS = ("left-fold", "exchanged", "arrival-order")
 FAULTS = (*BETWEEN_RANKS, "leaves16", "local-left-fold")
+OF_TWO = ("tp2", "tp2_sp")
+BY_DEFAULT = {"layer": tuple(LAYOUTS), "graph": ("single",), "time": OF_TWO}
 TOKENS = 32
 # Contracts of a layer that has fewer leaves of tokens than of features; its default comes first.
 OF_TOKENS = ("tree8.bf16/tokens:tree2.bf16", "tree8.fp32/tokens:tree2.fp32")
+TIMED_TOKENS = {"small": (TOKENS,), "qwen3": (TOKENS, 4096)}
 
 
 def layout_param():
-    text = "distributed layouts of the layer; by default all. Implies what=layer"
+    text = "layouts of the layer; by default all, for time those of two ranks. Implies what=layer"
     return param((), text, choices=tuple(LAYOUTS))
 
 
@@ -52,7 +55,7 @@ def transport_param():
 def layer_cases(
     params, what: str, hidden: int, intermediate: int, default_contracts: tuple[str, ...]
 ):
-    """(grid, parameters) of every layout and number of tokens; a graph's default is one rank.
+    """(grid, parameters) of every layout and number of tokens.
 
     Raises UsageError for what cannot run, and for a fault where it cannot show.
     """
@@ -65,9 +68,13 @@ def layer_cases(
             "what=graph captures a CUDA graph: device=cpu has none, and what transport=gloo stages "
             "through the host cannot be captured"
         )
-    for layout in params.layout or (LAYOUTS if what == "layer" else ("single",)):
+    tokens = TIMED_TOKENS[params.size] if what == "time" else (TOKENS,)
+    how = {"repeats": params.repeats}
+    if what == "time":
+        how = {"graph": params.graph, "warmup": params.warmup, "samples": params.samples}
+    for layout in params.layout or BY_DEFAULT[what]:
         grid, split = ALL[layout]
-        for m in params.m or (TOKENS,):
+        for m in params.m or tokens:
             _check_tokens(layout, m)
             contracts = _contracts(params, layout, default_contracts)
             if params.fault != "none":
@@ -84,7 +91,7 @@ def layer_cases(
                     "sequence_parallel": split,
                     "dx": "+".join(params.dx),
                     "dw": "+".join(params.dw),
-                    "repeats": params.repeats,
+                    **how,
                     "transport": params.transport,
                 },
             )
@@ -138,6 +145,16 @@ def shows(fault: str, layout: str, m: int, contract: str) -> bool:
     if fault == "leaves16":
         return most < 16
     return max(most // grid.tp, min(tokens, m) // grid.cp) >= 4
+
+
+def timed(lines) -> list[dict]:
+    """The lines of what=time, each named by all that tells it from the others."""
+    found = []
+    for line in lines:
+        sums = f", dx {line['dx']}, dw {line['dw']}" if line["operator"] == "step" else ""
+        mode = f" {line['mode']}" if "mode" in line else ""
+        found.append({**line, "operator": f"{line['operator']}{mode}{sums}"})
+    return found
 
 
 def merged(lines) -> list[dict]:

@@ -23,7 +23,7 @@ from rlkernel.ffn.module import NAMES, DeterministicFFN
 from rlkernel.kernels import reference, select
 
 GRADIENTS = dict(zip(("dW gate", "dW up", "dW down"), NAMES))
-WHAT = ("forward", "training output", "dX", *GRADIENTS, "repeat")
+WHAT = ("forward", "training output", "dX", *GRADIENTS, "no-grad", "repeat")
 Results = dict[str, Tensor]
 
 
@@ -55,7 +55,7 @@ def layer_row(case, comm: Comm) -> dict:
         "caught": wrong > 0 if case.fault != "none" else None,
         "mismatches": wrong,
         "elements": sum(line["elements"] for line in lines),
-        "digest": {_name(variant): variant["digest"] for variant in ranks[0]},
+        "digest": {name_of(variant): variant["digest"] for variant in ranks[0]},
         "ranks": comm.grid.size,
     }
 
@@ -119,7 +119,7 @@ def _measure(case, comm: Comm, tensors: Results, variant: Mapping) -> dict:
     x, dy = tensors["x"][tokens], tensors["dy"][tokens]
     first = step(layer, x, dy)
     reports = {
-        what: compare.bit_report(value, _slice(layer, what, right[what], tokens))
+        what: compare.bit_report(value, own_part(layer, what, right[what], tokens))
         for what, value in first.items()
     }
     wrong = elements = 0
@@ -127,6 +127,7 @@ def _measure(case, comm: Comm, tensors: Results, variant: Mapping) -> dict:
         for what, value in step(layer, x, dy).items():
             report = compare.bit_report(value, first[what])
             wrong, elements = wrong + report.mismatches, elements + report.elements
+    reports["no-grad"] = compare.bit_report(first["forward"], first["training output"])
     counts = {what: [r.mismatches, r.elements, str(r)] for what, r in reports.items()}
     whole = _whole(layer, first)
     return {
@@ -134,11 +135,11 @@ def _measure(case, comm: Comm, tensors: Results, variant: Mapping) -> dict:
         "reference": digest,
         "digest": compare.digest(*whole.values())[:16] if comm.rank == 0 else None,
         "route": layer.dw_route(at["m"] // layer.lanes),
-        "schedule": _path(layer, x),
+        "schedule": path(layer, x),
     }
 
 
-def _path(layer: DeterministicFFN, x: Tensor) -> str:
+def path(layer: DeterministicFFN, x: Tensor) -> str:
     """The schedules of its forward, which sees the tokens of all of TP."""
     gate, _, down = layer.local().values()
     rows = x.shape[0] * (layer.tp if layer.sequence_parallel else 1)
@@ -146,7 +147,8 @@ def _path(layer: DeterministicFFN, x: Tensor) -> str:
     return select.path(x.new_empty(rows, x.shape[1]), gate, down, tree)
 
 
-def _slice(layer: DeterministicFFN, what: str, whole: Tensor, tokens: slice) -> Tensor:
+def own_part(layer: DeterministicFFN, what: str, whole: Tensor, tokens: slice) -> Tensor:
+    """What this rank holds of one rank's result."""
     return layer.shard(GRADIENTS[what], whole) if what in GRADIENTS else whole[tokens]
 
 
@@ -248,13 +250,19 @@ def _line(what: str, ranks: list[Mapping]) -> dict:
     }
 
 
+_SAME = {
+    "repeat": "repeats: the first one's bits",
+    "no-grad": "no-grad: the training forward's bits",
+}
+
+
 def _check(what: str, lines: list[Mapping]) -> list:
     wrong, elements = (sum(line[name] for line in lines) for name in ("mismatches", "elements"))
-    name = "repeats: the first one's bits" if what == "repeat" else f"{what}: one rank's bits"
+    name = _SAME.get(what, f"{what}: one rank's bits")
     return [f"{name}, {len(lines)} variants", not wrong, f"{wrong} / {elements} elements", "0"]
 
 
-def _name(variant: Mapping) -> str:
+def name_of(variant: Mapping) -> str:
     return f"{variant['contract']} dx {variant['dx']} dw {variant['dw']}"
 
 

@@ -47,17 +47,22 @@ def rows_of_batch(rows: Rows) -> list[int]:
     return sorted({int(of.option(row, "m")) for row in rows})
 
 
-def not_measured():
+def not_measured(command: str = COMMAND, needs: str = "1 GPU"):
     """The visible gap, where a drawing would stand: what it needs and the command that fills it."""
     figure = style.canvas(style.WIDTH, 1.3)
     axes = figure.subplots()
     style.bare(axes)
     box = {"boxstyle": "round,pad=1.1", "facecolor": "#fdf5dc", "edgecolor": "#7a5a00", "ls": "--"}
     axes.text(
-        0.5, 0.5, f"NOT MEASURED here: needs 1 GPU\n{COMMAND}", ha="center", va="center",
+        0.5, 0.5, f"NOT MEASURED here: needs {needs}\n{command}", ha="center", va="center",
         color="#7a5a00", fontsize=10, linespacing=1.7, bbox=box,
     )  # fmt: skip
     return figure
 
 
-NOT_MEASURED = f"NOT MEASURED here: nothing was timed. On a machine with a GPU: {COMMAND}."
+def gap(command: str = COMMAND, needs: str = "a GPU") -> str:
+    """The same in a sentence."""
+    return f"NOT MEASURED here: nothing was timed. On a machine with {needs}: {command}."
+
+
+NOT_MEASURED = gap()

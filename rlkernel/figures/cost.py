@@ -19,7 +19,7 @@ OPPONENTS = {
 }
 
 
-def _timed(rows: Rows, what: str) -> dict[str, list[dict]]:
+def timed(rows: Rows, what: str) -> dict[str, list[dict]]:
     """Contract -> its timed lines, ascending in M."""
     found = sorted(contracts.lines(rows, what, timed=True), key=lambda line: line["m"])
     return of.grouped(found, lambda line: line["contract"])
@@ -51,15 +51,19 @@ def _micro(us: float, _=None) -> str:
 def cost(rows: Rows):
     """Time of one forward (µs) against M, both logarithmic, over what the device allows at most;
     below, for each official layer, the paired ratio ours / theirs with its p10 to p90."""
-    found = _timed(rows, "ffn")
-    if not found:
-        return contracts.not_measured()
+    found = timed(rows, "ffn")
+    return curves(found, "time of one forward") if found else contracts.not_measured()
+
+
+def curves(found: dict[str, list[dict]], title: str):
+    """contract -> timed lines, as a panel of times under `title` and one of ratios an opponent."""
     names, every = opponents(found), [line for lines in found.values() for line in lines]
     figure = style.canvas(style.WIDTH, 3.6 + 1.9 * len(names))
     panels = figure.subplots(
         1 + len(names), 1, squeeze=False, height_ratios=[3.2] + [1.9] * len(names)
     )[:, 0]
     _latency(panels[0], found, names)
+    panels[0].set_title(title)
     for axes, name in zip(panels[1:], names):
         _ratio(axes, found, name)
     for axes in panels:
@@ -93,7 +97,6 @@ def _latency(axes, found, names) -> None:
     axes.yaxis.set_major_formatter(_micro)
     axes.minorticks_off()
     axes.set_ylim(bottom=bottom)
-    axes.set_title("time of one forward")
 
 
 def _ratio(axes, found, name) -> None:
@@ -109,9 +112,11 @@ def _ratio(axes, found, name) -> None:
 
 
 def cost_alt(rows: Rows) -> str:
-    found = _timed(rows, "ffn")
-    if not found:
-        return contracts.NOT_MEASURED
+    return ratios_alt(timed(rows, "ffn"), "one forward") or contracts.NOT_MEASURED
+
+
+def ratios_alt(found: dict[str, list[dict]], of_what: str) -> str:
+    """The text alternative of `curves`; "" where nothing was timed."""
     parts = []
     for name in opponents(found):
         for contract, lines in found.items():
@@ -120,16 +125,21 @@ def cost_alt(rows: Rows) -> str:
             parts.append(
                 f"{contract} {best:.3f} (M = {at:,}) to {worst:.3f} (M = {there:,}) of {name}"
             )
+    if not found:
+        return ""
     ms = [line["m"] for line in next(iter(found.values()))]
     return (
-        f"Time of one forward against M = {ms[0]:,} to {ms[-1]:,}, beside the official layer. "
+        f"Time of {of_what} against M = {ms[0]:,} to {ms[-1]:,}, beside the official layer. "
         f"Paired ratio of times, below 1 ours is faster: {'; '.join(parts)}."
     )
 
 
 def cost_table(rows: Rows) -> Table:
-    """One line an M and contract: time, floor, ratios; one saying so where nothing was timed."""
-    found = _timed(rows, "ffn")
+    return curves_table(timed(rows, "ffn")) or (["not measured"], [[contracts.NOT_MEASURED]])
+
+
+def curves_table(found: dict[str, list[dict]]) -> Table | None:
+    """One line an M and contract: time, floor, ratios; None where nothing was timed."""
     names = opponents(found)
     header = ["M", "contract", "schedule", "median µs", "p10", "p90", "floor µs", "TFLOP/s"]
     header += [f"/ {name} (p10, p90)" for name in names]
@@ -137,14 +147,14 @@ def cost_table(rows: Rows) -> Table:
         [
             f"{line['m']:,}", contract, line["schedule"],
             *(f"{line[f]:.1f}" for f in ("median_us", "p10_us", "p90_us", "floor_us", "tflops")),
-            *(_told(line["ratios"].get(name)) for name in names),
+            *(told(line["ratios"].get(name)) for name in names),
         ]
         for contract, lines in found.items() for line in lines
     ]  # fmt: skip
-    return (header, body) if body else (["not measured"], [[contracts.NOT_MEASURED]])
+    return (header, body) if body else None
 
 
-def _told(ratio: dict | None) -> str:
+def told(ratio: dict | None) -> str:
     return f"{ratio['median']:.3f} ({ratio['p10']:.3f}, {ratio['p90']:.3f})" if ratio else "-"
 
 
@@ -213,7 +223,7 @@ def throughput(line: dict) -> dict[str, float]:
 
 def gemm_cost_alt(rows: Rows) -> str:
     parts = []
-    for contract, lines in _timed(rows, "gemm").items():
+    for contract, lines in timed(rows, "gemm").items():
         over = [(throughput(line)["median"], line["operator"], tokens(line)) for line in lines]
         low, high = min(over), max(over)
         parts.append(
@@ -230,9 +240,9 @@ def gemm_cost_table(rows: Rows) -> Table:
         [
             line["operator"], f"{line['m']:,} x {line['n']:,} x {line['k']:,}", contract,
             line["schedule"], f"{line['median_us']:.1f}", f"{line['library_us']:.1f}",
-            f"{line['floor_us']:.1f}", _told(line["ratios"]["library"]),
+            f"{line['floor_us']:.1f}", told(line["ratios"]["library"]),
         ]
-        for contract, lines in _timed(rows, "gemm").items() for line in lines
+        for contract, lines in timed(rows, "gemm").items() for line in lines
     ]  # fmt: skip
     header = ["product", "M x N x K", "contract", "schedule", "median µs", "torch.mm µs",
               "floor µs", "/ torch.mm (p10, p90)"]  # fmt: skip
@@ -252,10 +262,10 @@ GEMM_COST = Plot(
 # ---- memory --------------------------------------------------------------------------------------
 
 
-def memory(rows: Rows) -> Table:
-    """Peak bytes of one forward, weights and input included, one line an M; no line where it was
-    not measured."""
-    found = [r for r in contracts.about(rows, "ffn") if any(_peak(r).values())]
+def memory(rows: Rows, what: str = "ffn") -> Table:
+    """Peak bytes of one forward or step, weights and input included, one line an M; no line where
+    it was not measured."""
+    found = [r for r in contracts.about(rows, what) if any(_peak(r).values())]
     names = list(dict.fromkeys(name for row in found for name in _peak(row)))
     body = [
         [f"{row['case']['parameters']['m']:,}", *(_mib(_peak(row).get(n)) for n in names)]

@@ -59,11 +59,16 @@ def figure(
         )
 
 
-def together(plot: Plot, evidences: Iterable[Evidence], *, main: bool = False) -> None:
-    """One drawing of the rows of several records, each named under it; gaps stand above it."""
+def together(
+    plot: Plot, evidences: Iterable[Evidence], *, main: bool = False, gap: bool = True
+) -> None:
+    """One drawing of the rows of several records, each named under it; gaps stand above it.
+
+    gap: with a box where nothing was measured here; false where one stands already.
+    """
     found = list(evidences)
     for one in found:
-        if one.local is None:
+        if one.local is None and gap:
             not_measured(one)
     records = [(one.records[0], one.local is not None) for one in found if one.records]
     chosen = [row for record, _ in records for row in record.rows]

@@ -18,6 +18,8 @@ from rlkernel.pages.evidence import Evidence
 # What a reader may choose: label -> the text of that property of a row.
 AXES: dict[str, Callable[[dict], str]] = {
     "block": lambda row: of.option(row, "block"),
+    "layout": lambda row: of.option(row, "layout"),
+    "contract": lambda row: of.option(row, "contracts"),
     "M": lambda row: of.option(row, "m"),
     "P": lambda row: str(of.ranks(row)),
     "dtype": lambda row: row["case"]["dtype"],

@@ -59,7 +59,7 @@ def interleaved(variants: Mapping[str, Work], protocol: Protocol) -> list[dict]:
     A sample: {"variant", "round", "us", "graph", "sm_mhz", "power_w"}; us is the time of one call.
     Clock and power are read as the round is enqueued, None where the driver does not tell.
     """
-    ready = {name: _prepare(work, protocol) for name, work in variants.items()}
+    ready = {name: prepare(work, protocol) for name, work in variants.items()}
     scratch = torch.empty(L2_BYTES, dtype=torch.uint8, device="cuda") if protocol.flush else None
     heat(protocol.warm_s)
     pending, rounds = [], []
@@ -154,7 +154,7 @@ def power_state() -> dict[str, float | None]:
         return {"sm_mhz": None, "power_w": None}
 
 
-def _prepare(work: Work, protocol: Protocol) -> Work:
+def prepare(work: Work, protocol: Protocol) -> Work:
     """Compile and warm up; then the call itself, or a graph of `repeats` of them."""
     if not protocol.graph:
         for _ in range(3):
@@ -172,7 +172,8 @@ def _prepare(work: Work, protocol: Protocol) -> Work:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # NCCL's watchdog asks for events in a thread of its own, which must not end the capture.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(protocol.repeats):
             work()
     graph.replay()

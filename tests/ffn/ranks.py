@@ -25,7 +25,7 @@ from rlkernel.contract import LayerContract, ReductionTree
 from rlkernel.experiments import det_ffn
 from rlkernel.experiments.case import Case
 from rlkernel.experiments.layouts import LAYOUTS
-from rlkernel.ffn import exactness
+from rlkernel.ffn import exactness, walltime
 from rlkernel.ffn.module import NAMES, DeterministicFFN
 from rlkernel.grid import Grid
 from tests.ffn.inputs import WIDE, H, M, trained, weights
@@ -86,7 +86,7 @@ FEATURES, WEIGHTS = {"forward", "training output", "dX"}, {"dW gate", "dW up", "
 CONTROLS = {
     ("left-fold", "tp4"): FEATURES,
     ("exchanged", "tp4_cp2_sp"): FEATURES,
-    ("arrival-order", "tp8"): FEATURES | {"repeat"},
+    ("arrival-order", "tp8"): FEATURES | {"no-grad", "repeat"},
     ("leaves16", "tp2_sp"): FEATURES | WEIGHTS,
     ("local-left-fold", "tp2"): FEATURES | WEIGHTS,
     ("local-left-fold", "tp8"): WEIGHTS,  # a single leaf of the features on each rank
@@ -101,6 +101,21 @@ def every_negative_control_shows_where_it_must(world):
             wrong = {line["operator"] for line in row["lines"] if line["mismatches"]}
             assert wrong == expected, (fault, layout, wrong)
             assert row["caught"] and not row["passed"]
+
+
+@check
+def a_layout_is_timed_by_the_slowest_of_its_ranks(world):
+    few = {"contract": ("tree8.bf16",), "dx": ("separate",), "dw": ("auto",), "samples": 3}
+    for case in det_ffn.cases(det_ffn.Params(what=("time",), device="cpu", m=(M,), **few)):
+        comm = world.comm(case.grid)
+        if comm is not None:
+            row = walltime.time_row(case, comm)
+            assert row["passed"] and row["elements"] and row["ranks"] == 2, row["checks"]
+            for line in row["lines"]:
+                own = [s["us"] for s in row["samples"] if s["operator"] == line["operator"]
+                       and s["variant"] == line["variant"]]  # fmt: skip
+                assert line["against"] == "official" and line["mode"] == "eager"
+                assert line["median_us"] >= sorted(own)[1] and line["ratio"]["median"] > 0
 
 
 @check

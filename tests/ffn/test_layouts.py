@@ -37,6 +37,13 @@ def test_a_layout_asks_for_the_layer_alone():
     assert four.parameters["hidden"] == 4096 and four.parameters["m"] == 32
     graphs = asked(what="graph", m="1,512") + asked(what="graph", layout="tp2_sp")
     assert [(c.grid.tp, c.parameters["m"]) for c in graphs] == [(1, 1), (1, 512), (2, 32)]
+    timed = asked(what="time", size="qwen3", repeats="7") + asked(what="time", layout="tp4", m="8")
+    assert [(c.parameters["layout"], c.parameters["m"]) for c in timed] == [
+        ("tp2", 32), ("tp2", 4096), ("tp2_sp", 32), ("tp2_sp", 4096), ("tp4", 8)
+    ]  # fmt: skip
+    assert "repeats" not in timed[0].parameters and timed[0].parameters["samples"] == 40
+    (twice,) = asked(what="hash", dx="packed")
+    assert twice.grid == Grid() and twice.parameters["dx"] == "packed"
     mixed = [case.parameters["what"] for case in asked(what="layer,census", m="32")]
     assert mixed == ["census"] + ["layer"] * 8, "the layer last: see cases()"
 
@@ -44,7 +51,10 @@ def test_a_layout_asks_for_the_layer_alone():
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        ("layout is of what=layer and what=graph", {"what": "gemm", "layout": "tp2"}),
+        ("layout is of what=layer, what=graph and what=time", {"what": "gemm", "layout": "tp2"}),
+        ("extra-rounding cannot show in time", {"what": "time", "fault": "extra-rounding"}),
+        ("extra-rounding cannot show in hash", {"what": "hash", "fault": "extra-rounding"}),
+        ("m=3 is not possible on tp2_sp", {"what": "time", "m": "3"}),
         ("device=cpu has none", {"what": "graph", "device": "cpu"}),
         ("cannot be captured", {"what": "graph", "transport": "gloo"}),
         ("leaves16 cannot show in graph", {"what": "graph", "fault": "leaves16"}),

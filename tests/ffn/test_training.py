@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlkernel.experiments.case import Case
-from rlkernel.ffn import backward, training
+from rlkernel.ffn import backward, module, training
 from rlkernel.grid import Grid
 
 AT = {"what": "train", "m": 9, "hidden": 32, "intermediate": 64, "samples": 0}
@@ -49,3 +49,30 @@ def test_a_step_that_does_not_repeat_is_seen(monkeypatch):
     monkeypatch.setattr(backward, "gradients", unsteady)
     failed = {name for name, held, *_ in row()["checks"] if not held}
     assert failed == {f"dX {c}: repeats" for c in ("tree8.bf16", "chain")}
+
+
+def test_bits_that_are_the_official_layers_are_counted(monkeypatch):
+    """With our own chain in its place: the chain has all of its bits, the tree has not."""
+
+    def ours(weights, probe):
+        return {"official": module.DeterministicFFN(*weights, contract="chain")}, {"official": "x"}
+
+    monkeypatch.setattr(training, "opponents", ours)
+    result = row()
+    judged = [line for line in result["lines"] if line["operator"] != "step"]
+    differ = {(li["contract"], li["operator"]): li["differ_from_official"] for li in judged}
+    assert len(differ) == 2 * len(training.OPERATORS)
+    for operator in training.OPERATORS:
+        assert differ["chain", operator] == 0 < differ["tree8.bf16", operator]
+
+
+def test_results_of_the_official_layer_have_the_names_of_ours(monkeypatch):
+    """dW of its three weights lie apart: gate, up, down, each far from the others."""
+    result = row()
+    for line in result["lines"]:
+        if line["operator"] != "step":
+            assert line["differ_from_official"] < 0.9 * line["elements"], line["operator"]
+    assert result["opponents"]["official compiled"] == "on GPUs only"
+    assert result["ceilings"] is None and set(result["peak_bytes"]) == {
+        "tree8.bf16", "chain", "official"
+    }  # fmt: skip

@@ -20,6 +20,7 @@ from rlkernel.pages import evidence, report
 from rlkernel.run import launch
 
 PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum", "04_determinism")
+PAGES += ("05_ffn_cost",)
 TIME = re.compile(r"<time>[^<]*</time>")
 
 
@@ -68,6 +69,7 @@ def test_the_index_tells_question_verdict_machine_and_figure(built):
         "Each fault is caught where it must show first",
         "Every fault of both blocks is named rightly",
         "Are the bits of a GEMM and of an FFN fixed by the contract alone",
+        "Every layout gives the bits of one rank",
         records.label(records.environment()),
     ):
         assert text in page.text
@@ -158,6 +160,28 @@ def test_the_determinism_page_shows_what_it_must(built):
     assert all(wrong == "0" and int(count) >= 50 for _, wrong, count in compared)
 
 
+def test_the_cost_page_shows_what_it_must(built):
+    page = Page(read(built.folder, "05_ffn_cost"))
+    for text in (
+        "layer tp2_cp2_sp M=32: dW down: one rank's bits, 8 variants",
+        "no-grad: the training forward's bits",
+        "Two fresh processes get one hash",
+        "--layout tp4 --fault left-fold",
+        "--what time --layout tp2,tp2_sp",
+        "--what train --graph False",
+        "NOT COVERED",
+    ):
+        assert text in page.text, text
+    exact = [alt for alt in page.alts if alt.startswith("Every rank's part of every result")]
+    compared = re.findall(r"(\S+), M = 32: (\S+) / ([\d,]+)", exact[0])
+    assert [name for name, *_ in compared] == ["tp2", "tp2_cp2_sp"]
+    assert all(wrong == "0" and len(count) > 6 for _, wrong, count in compared)
+    assert exact[1].count("M = 32") == 1 and "tp2_cp2_sp" in exact[1], "the menu's default"
+    hashes = re.findall(r"\b[0-9a-f]{16}\b", page.text)
+    twice = hashes[-4:]  # of the fresh processes, behind those of the layouts
+    assert len(set(twice)) == 4 and set(twice) == set(hashes)
+
+
 def test_what_this_machine_cannot_measure_is_a_box_with_its_command(built):
     if records.environment()["gpus"]:
         pytest.skip("this machine has GPUs: there is no gap to show")
@@ -165,6 +189,7 @@ def test_what_this_machine_cannot_measure_is_a_box_with_its_command(built):
         "00_start": "2 GPUs",
         "01_tp_swiglu": "2 GPUs",
         "04_determinism": "1 GPU",
+        "05_ffn_cost": "2 GPUs",
     }.items():
         text = Page(read(built.folder, name)).text
         assert f"NOT MEASURED here: needs {need}" in text
