@@ -108,7 +108,8 @@ def test_without_an_opponent_there_is_a_time_in_the_table_and_a_reason():
 def test_who_moved_the_bytes():
     row = layers.timed()
     assert ffn_cost.transport(row) == "process-group/nccl"
-    row["paths"] = row["paths"] | {"up.dx": "all_reduce over tp by symmetric memory", "x": "one rank, nothing"}
+    more = {"up.dx": "all_reduce over tp by symmetric memory", "x": "one rank, nothing"}
+    row["paths"] = row["paths"] | more
     assert ffn_cost.transport(row) == "process-group/nccl, symmetric memory"
     assert ffn_cost.transport({"paths": {}}) == "nothing moved"
 
