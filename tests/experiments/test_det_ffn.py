@@ -22,7 +22,7 @@ from rlkernel.experiments import det_ffn
 from rlkernel.experiments.case import Case, UsageError, parse_params
 from rlkernel.ffn import measure, official
 from rlkernel.grid import Grid
-from rlkernel.kernels import census, select
+from rlkernel.kernels import census, reference, select
 
 ROOT = Path(__file__).resolve().parents[2]
 RIGHT = ("--what", "gemm,ffn", "--m", "17", "--json")
@@ -207,6 +207,28 @@ def test_a_planted_order_is_found_out_but_refuses_nobody(refusals):
     tree, device = ReductionTree(2, "bf16"), torch.device("cpu")
     found = census.census(3, 64, 8, tree, seed=0, device=device, run_as=ReductionTree(4, "bf16"))
     assert any(one["mismatches"] for one in found) and not refusals
+
+
+def test_a_wrong_activation_is_found_by_the_census_of_gate_and_up(refusals, monkeypatch):
+    """Rounded once behind the product, not behind the activation as well."""
+    assert not any(one["mismatches"] for one in fused_census())
+
+    def rounded_once(choice, x, w_gate, w_up, *outs):
+        def run(x, w_gate, w_up, *outs):
+            gate, up, _ = reference.gate_up(x, w_gate, w_up)
+            product = torch.nn.functional.silu(gate.float()) * up.float()
+            for out, value in zip(outs, (product, gate, up)):
+                out.copy_(value)
+
+        return run
+
+    monkeypatch.setattr(select, "prepared_gate_up", rounded_once)
+    wrong = {one["family"] for one in fused_census() if one["mismatches"]}
+    assert "normal" in wrong and list(refusals) == [("twin", "gate_up")]
+
+
+def fused_census() -> list[dict]:
+    return census.gate_up_census(5, 32, 24, seed=1, device=torch.device("cpu"))
 
 
 # ---- the opponent --------------------------------------------------------------------------------
