@@ -64,6 +64,32 @@ def swiglu_backward(d_hidden: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor,
     return gate.grad, up.grad
 
 
+def norm_gate(
+    z: Tensor,
+    bias: Tensor,
+    gamma_x: Tensor,
+    beta_x: Tensor,
+    gamma_gate: Tensor,
+    beta_gate: Tensor,
+    eps: float = 1e-5,
+) -> Tensor:
+    """z [N, L, 2H], bias [L, 2H], gamma and beta [H] -> [N, L, H], rounded by each torch operator.
+
+    In FP64 it is its own oracle.
+    """
+    u, g = (z + bias).chunk(2, dim=-1)
+    value = F.layer_norm(u, gamma_x.shape, gamma_x, beta_x, eps)
+    return value * F.silu(F.layer_norm(g, gamma_gate.shape, gamma_gate, beta_gate, eps))
+
+
+def norm_gate_backward(d_h: Tensor, *given: Tensor, eps: float = 1e-5) -> tuple[Tensor, ...]:
+    """Autograd's gradients of norm_gate for all six tensors given, for the gradient d_h."""
+    given = tuple(x.detach().clone().requires_grad_() for x in given)
+    with torch.enable_grad():
+        norm_gate(*given, eps).backward(d_h)
+    return tuple(x.grad for x in given)
+
+
 def gate_up(x: Tensor, wg: Tensor, wu: Tensor) -> GateUp:
     """x[M, H] against the weights wg, wu [I, H]: two chains, each rounded to BF16, and SwiGLU."""
     gate, up = (gemm(x, w.t(), CHAIN, torch.bfloat16) for w in (wg, wu))

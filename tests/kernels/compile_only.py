@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlkernel.contract import ReductionTree
 from rlkernel.kernels import fold, gemm_tokens, gemm_tree, swiglu
+from rlkernel.kernels import norm_gate_backward as gate_backward
+from rlkernel.kernels import norm_gate_forward as gate_forward
 from tests.kernels.disassembly import describe
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
@@ -120,9 +122,34 @@ def elementwise(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
         yield f"fold {parts} {kind}", None, compiled(fold._fold, types, constants, target)
 
 
+def norm_gates(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
+    """The default width of the A2A-FFN, and a small one."""
+    hip, names = target.backend == "hip", ("gamma_x", "beta_x", "gamma_gate", "beta_gate")
+    pointers = dict.fromkeys(("z", "bias", *names, "out", "d_h", "d_z"), BF16)
+    pointers |= {"stats": "*fp32", "parts": "*fp32", "eps": "fp32"}
+    for width in (256, 7680):
+        config = gate_forward.default_config(width, hip)
+        meta = gate_forward.constants(width, config, torch.bfloat16)
+        meta |= {"SAVE": True, "ARCH": target.backend}
+        options = {"num_warps": config.num_warps, **gate_forward.EXACT}
+        result = compiled(gate_forward._forward, pointers, meta, target, **options)
+        yield f"norm_gate forward {width}", config, result
+        config = gate_backward.default_config(width, torch.bfloat16, hip)
+        meta = gate_backward.constants(width, config, torch.bfloat16)
+        meta |= {"SEGMENT": gate_backward.SEGMENT, "ARCH": target.backend}
+        options = {"num_warps": config.num_warps}
+        result = compiled(gate_backward._backward, pointers, meta, target, **options)
+        yield f"norm_gate backward {width}", config, result
+
+
+def all_of(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
+    for kernels in (gemms, tokens, elementwise, norm_gates):
+        yield from kernels(target)
+
+
 def main() -> None:
     for name, target in TARGETS.items():
-        for title, config, result in (*gemms(target), *tokens(target), *elementwise(target)):
+        for title, config, result in all_of(target):
             facts = {"target": name, "triton": triton.__version__, "kernel": title}
             facts |= {"config": config and vars(config), **describe(result)}
             # Joints of gemm_tree and what a dot starts from, as the compiler's first stage has it.

@@ -83,3 +83,15 @@ def test_joints_are_packed_on_hopper(kernels):
     name = "gemm_tree 4096x4096x12288 tree8.bf16 bf16"
     (row,) = (row for row in kernels if (row["target"], row["kernel"]) == ("sm_90", name))
     assert row["sass"]["HADD2"] + row["sass"]["HFMA2"] == 224, row
+
+
+@pytest.mark.timeout(600)
+def test_the_gate_of_the_default_width_stays_in_registers(kernels):
+    """Three forward programs an SM; a backward row's copies run ahead of it; sums are packed."""
+    rows = {row["kernel"]: row for row in kernels if row["target"] == "sm_90"}
+    forward, backward = (rows[f"norm_gate {way} 7680"] for way in ("forward", "backward"))
+    assert forward["registers"] <= 168 and backward["registers"] <= 128
+    for row in (forward, backward):
+        assert row["sass"]["LDL"] == row["sass"]["STL"] == 0, row
+        assert row["sass"]["HADD2"] + row["sass"]["HFMA2"] >= 30, row  # two biases an instruction
+    assert backward["sass"]["LDGSTS"] > 0, backward

@@ -11,6 +11,7 @@ from rlkernel.contract import ReductionTree
 from rlkernel.kernels import reference
 from rlkernel.kernels.fold import fold
 from rlkernel.kernels.gemm_tree import gemm_tree
+from rlkernel.kernels.norm_gate import norm_gate, norm_gate_forward, order_sensitive, proven_equal
 from rlkernel.kernels.swiglu import swiglu_forward
 from tests.kernels.inputs import matrix, poisoned
 
@@ -55,6 +56,26 @@ def test_gate_up_takes_weights_as_a_linear_layer_keeps_them():
     assert bit_report(got.hidden, F.silu(got.gate) * got.up)
 
 
+def test_norm_gate_is_eager_torch_on_the_cpu():
+    given = order_sensitive(2, 3, 10, BF16)
+    z, bias, *scales = given
+    u, g = (z + bias)[..., :10].contiguous(), (z + bias)[..., 10:].contiguous()
+    gate = F.silu(F.layer_norm(g, (10,), scales[2], scales[3], 1e-5))
+    wanted = F.layer_norm(u, (10,), scales[0], scales[1], 1e-5) * gate
+    out = torch.full((2, 3, 10), float("nan"), dtype=BF16)
+    assert norm_gate(*given, out=out) is out and bit_report(out, wanted)
+    assert proven_equal(3, 10, BF16, "cpu")
+    leaves = [x.clone().requires_grad_() for x in given]
+    norm_gate(*leaves).backward(d_h := matrix(6, 10, 1).view(2, 3, 10))
+    for leaf, grad in zip(leaves, reference.norm_gate_backward(d_h, *given)):
+        assert bit_report(leaf.grad, grad)
+
+
+def test_norm_gate_has_the_gradient_of_its_formula():
+    given = [x.requires_grad_() for x in order_sensitive(2, 1, 3, torch.float64)]
+    assert torch.autograd.gradcheck(reference.norm_gate, given)
+
+
 def test_fold_needs_shards_of_the_tree():
     parts = torch.ones(4, 3, dtype=BF16)
     assert reference.fold(parts, ReductionTree(8)).tolist() == [4.0] * 3
@@ -68,6 +89,7 @@ def test_cpu_tensors_are_refused_outside_the_interpreter():
         lambda: gemm_tree(a, a, out, tree),
         lambda: fold(torch.stack([a, a]), out, tree),
         lambda: swiglu_forward(a, a, out),
+        lambda: norm_gate_forward(a[None], a, tuple(a[:, :2].contiguous())),
     ):
         with pytest.raises(
             ValueError, match="TRITON_INTERPRET=1 .* use rlkernel.kernels.reference"
