@@ -9,6 +9,12 @@ that needs torch
 verdict, summary, table      (params, rows) -> checks with their limits, JSON, printed table
 protocol(params)             what must be equal before two records may be compared
 COVERED, NOT_COVERED         what a reader may and may not conclude
+
+and where it has them:
+
+NODES                        on how many nodes its ranks belong; two agents stand for them
+environment(case)            variables that the ranks of a case start with, a launch for each set
+coverage(params, rows)       both lists, where they follow from the rows
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import difflib
 import importlib
 from types import ModuleType
 
-NAMES = ("preflight", "tp-swiglu", "tp-gqa", "audit", "det-ffn")
+NAMES = ("preflight", "tp-swiglu", "tp-gqa", "audit", "det-ffn", "ws2")
 
 
 def load(name: str) -> ModuleType:

@@ -5,6 +5,9 @@
     det_gemm_db    dB[K, N] = A[M, K].T @ dC[M, N]    reduces over M, the tokens
     gate_up        H[M, I]  = silu(X @ Wg.T) * (X @ Wu.T), rounded where eager PyTorch rounds
 
+    row_parallel_forward, column_parallel_dx, replicated_weight_dw: one of these and the sum over
+    the ranks of a group (parallel_ops.py)
+
 BF16 in, any strides, so a Hugging Face weight [out, in] goes in as `weight.t()` without a copy.
 The contract fixes the bits (contract.py), the shape only the schedule (kernels/select.py). Weight
 axes need a length that is a multiple of the contract's leaves; a token axis may have any.
@@ -16,7 +19,26 @@ import torch
 from torch import Tensor
 
 from rlkernel.contract import ReductionTree
+from rlkernel.ffn.parallel_ops import (
+    Reduced,
+    column_parallel_dx,
+    replicated_weight_dw,
+    row_parallel_forward,
+)
 from rlkernel.kernels import select
+
+__all__ = [
+    "Reduced",
+    "column_parallel_dx",
+    "det_gemm_da",
+    "det_gemm_db",
+    "det_gemm_fwd",
+    "gate_up",
+    "mlp_forward",
+    "replicated_weight_dw",
+    "row_parallel_forward",
+    "swiglu_backward",
+]
 
 Contract = ReductionTree | str
 DEFAULT = ReductionTree(8, "bf16")

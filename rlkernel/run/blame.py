@@ -84,8 +84,12 @@ def _acted(fate: Fate) -> bool:
 
 
 def _first(fate: Fate) -> tuple:
-    """Signals before exceptions (they may be their echo), exceptions by their time."""
-    return (fate.error is not None, fate.error["time"] if fate.error else 0.0, fate.rank)
+    """Signals before exceptions (they may be their echo), exceptions by their time.
+
+    An abort comes last of the signals: so a library ends a process that has lost its peer.
+    """
+    aborted = fate.exit_code == -signal.SIGABRT
+    return (fate.error is not None, aborted, fate.error["time"] if fate.error else 0.0, fate.rank)
 
 
 def _suspects(fates: list[Fate]) -> list[int]:

@@ -7,19 +7,18 @@ machine, are not run again.
 
 from __future__ import annotations
 
-import json
-import re
+import dataclasses
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlkernel.experiments.case import Case
+from rlkernel.experiments.case import Case, UsageError
 from rlkernel.records import machine, store
 from rlkernel.records.keys import digest
 from rlkernel.records.scrub import REPOSITORY, scrub
 from rlkernel.records.store import Record, RunFolder
-from rlkernel.run import blame, lifeline, plan, watch
+from rlkernel.run import blame, lifeline, nodes, plan, remains, watch
 from rlkernel.run.plan import Plan
 
 MISUSED, CRASHED, TIMED_OUT = 2, 3, 4
@@ -61,13 +60,15 @@ def measure(
     caller once the ranks have ended.
     """
     root = Path(root) if root else None
-    asked = plan.make(experiment, params, root, force)
+    # Nodes that know different cases already would launch different ones.
+    asked = plan.make(experiment, params, root, force or nodes.asked()[0] > 1)
     say = progress or (lambda line: None)
     if asked.complete is not None:
         say(f"measured before: all {len(asked.cases)} cases")
         return asked.complete
     if asked.world and not asked.skip:
         watch.require_main_thread()
+        nodes.check(batch.world for batch in asked.batches)
         with watch.catching() as signals:
             try:
                 record = _run(asked, root, (timeout_s, peer_timeout_s), argv, say, signals)
@@ -96,30 +97,63 @@ def prepare(
     with the same parameters takes their rows and concludes.
     """
     asked = plan.make(experiment, params, Path(root) if root else None, force=True)
+    if len(asked.batches) > 1:
+        raise UsageError(f"{asked.name} needs {len(asked.batches)} launches: start its own command "
+                         "on every node, with NNODES, NODE_RANK and MASTER_ADDR")  # fmt: skip
     folder = _create(asked, root, None)
-    return write_spec(asked, folder, timeout_s, peer_timeout_s)
+    return write_spec(asked, folder, timeout_s, peer_timeout_s, asked.pending)
 
 
 def _run(asked: Plan, root, timeouts, argv, say, signals) -> Record:
-    """Folder, spec, launch, conclusion; signals are only noted meanwhile."""
+    """Folder, then spec and launch for each batch, conclusion; signals are only noted meanwhile."""
     timeout_s, peer_timeout_s = timeouts
     folder = _create(asked, root, argv)
-    write_spec(asked, folder, timeout_s, peer_timeout_s)
     ticker = _Progress(asked, folder.path, say)
-    ranks = "1 rank" if asked.world == 1 else f"{asked.world} ranks"
-    cases = f"{len(asked.pending)} of {len(asked.cases)} cases"
-    say(f"launching {ranks} ({asked.backend}, {asked.device}) for {cases}")
     began = time.monotonic()
     try:
-        outcome = watch.run_agent(
-            folder.path, asked.world, asked.device, signals, timeout_s, ticker.look
-        )
-        ticker.look()
+        for number, batch in enumerate(asked.batches):
+            write_spec(asked, folder, timeout_s, peer_timeout_s, batch.pending)
+            left = timeout_s - (time.monotonic() - began)
+            with nodes.made(asked.nodes, batch.world, asked.device, number) as where:
+                outcome = _launch(asked, folder, batch, where, left, ticker, signals)
+            if outcome.code or outcome.timed_out or outcome.signal is not None:
+                break
     except BaseException as error:
         reason = scrub(f"the launcher failed: {type(error).__name__}: {error}")
         folder.update(status="crashed", reason=reason, exit_code=CRASHED, finished=store.now())
         raise
-    return _conclude(asked, folder, outcome, timeout_s, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    if where.agents[0].rank and not outcome.code:
+        return _followed(folder, where, seconds)
+    return _conclude(asked, folder, outcome, timeout_s, seconds, batch.world)
+
+
+def _launch(asked: Plan, folder: RunFolder, batch, where, left, ticker, signals):
+    """One torchrun world, on the nodes that were made for it."""
+    ranks = "1 rank" if batch.world == 1 else f"{batch.world} ranks"
+    told = "" if where.count == 1 else f" on {where.count} nodes ({where.how})"
+    cases = f"{len(batch.pending)} of {len(asked.cases)} cases"
+    ticker.say(f"launching {ranks}{told} ({asked.backend}, {asked.device}) for {cases}")
+    more = dict(batch.environment)
+    if "NCCL_DEBUG" in more:
+        more["NCCL_DEBUG_FILE"] = str(folder.path / "log" / "nccl-%p.txt")
+    if where.count > 1:
+        folder.update(topology=store.read(folder.path).run["topology"] | where.describe())
+    extra = () if where.count == 1 and not more else (where, more)
+    outcome = watch.run_agent(
+        folder.path, batch.world, asked.device, signals, left, ticker.look, *extra
+    )
+    ticker.look()
+    return outcome
+
+
+def _followed(folder: RunFolder, where, seconds: float) -> Record:
+    """The end on a node that is not the first: its part went well, the record is elsewhere."""
+    reason = f"node {where.agents[0].rank} of {where.count} has run; the record is on node 0"
+    end = {"status": "skipped", "reason": reason, "exit_code": 0, "finished": store.now()}
+    well = {"passed": True, "checks": []}  # the verdict on what was measured is node 0's
+    folder.update(**end, verdict=well, seconds=round(seconds, 3))
+    return store.read(folder.path)
 
 
 def _without_launch(asked: Plan, root, argv) -> Record:
@@ -180,7 +214,9 @@ def _copy_known(asked: Plan, folder: RunFolder) -> None:
         folder.append_row(row)
 
 
-def write_spec(asked: Plan, folder: RunFolder, timeout_s: float, peer_timeout_s: float) -> Path:
+def write_spec(
+    asked: Plan, folder: RunFolder, timeout_s: float, peer_timeout_s: float, pending: list
+) -> Path:
     """What the ranks need to know; torchrun may be started on it by hand as well."""
     spec = {
         "experiment": asked.name,
@@ -189,8 +225,7 @@ def write_spec(asked: Plan, folder: RunFolder, timeout_s: float, peer_timeout_s:
         "timeout_s": timeout_s,
         "peer_timeout_s": peer_timeout_s,
         "cases": [
-            {"key": case.key, "reuse": reuse, "case": case.to_dict()}
-            for case, reuse in asked.pending
+            {"key": case.key, "reuse": reuse, "case": case.to_dict()} for case, reuse in pending
         ],
     }
     path = folder.path / "spec.json"
@@ -220,8 +255,12 @@ class _Progress:
             self.say(f"[{self.seen}/{self.total}] {title} {row['seconds']:.2f} s {word}")
 
 
-def _conclude(asked: Plan, folder: RunFolder, outcome, timeout_s: float, seconds: float) -> Record:
-    """Write down how it ended; raise RunError unless every case has its row."""
+def _conclude(asked: Plan, folder: RunFolder, outcome, timeout_s, seconds, world: int) -> Record:
+    """Write down how it ended; raise RunError unless every case has its row.
+
+    world: of the last launch.
+    """
+    asked = dataclasses.replace(asked, last_world=world)
     if outcome.signal is not None:
         status = "interrupted" if outcome.signal == signal.SIGINT else "killed"
         reason = f"{blame.signal_name(outcome.signal)} came to the launcher"
@@ -229,7 +268,7 @@ def _conclude(asked: Plan, folder: RunFolder, outcome, timeout_s: float, seconds
     if outcome.timed_out:
         reason = f"not finished after {timeout_s:g} s"
         return _fail(asked, folder, "timed-out", TIMED_OUT, reason, seconds)
-    report = _report(folder.path)
+    report = remains.report(folder.path)
     if "signal" in report or outcome.code < 0:
         number = report.get("signal", -outcome.code)
         reason = f"{blame.signal_name(number)} came to the torchrun agent"
@@ -238,7 +277,7 @@ def _conclude(asked: Plan, folder: RunFolder, outcome, timeout_s: float, seconds
         return _fail_by_rank(asked, folder, report["failures"], seconds)
     missing = len(asked.cases) - len(store.read(folder.path).rows)
     if outcome.code or missing:
-        tail = _tail(folder.path / "log" / "agent.txt")
+        tail = remains.tail(folder.path / "log" / "agent.txt")
         reason = f"torchrun ended with exit code {outcome.code} and {missing} cases are missing"
         return _fail(asked, folder, "crashed", CRASHED, reason, seconds, details=tail)
     return _finish(asked, folder, seconds)
@@ -247,7 +286,11 @@ def _conclude(asked: Plan, folder: RunFolder, outcome, timeout_s: float, seconds
 def _finish(asked: Plan, folder: RunFolder, seconds: float) -> Record:
     end = {"finished": store.now(), "seconds": round(seconds, 3)}
     try:
-        verdict = asked.module.verdict(asked.params, store.read(folder.path).rows)
+        rows = store.read(folder.path).rows
+        verdict = asked.module.verdict(asked.params, rows)
+        told = getattr(asked.module, "coverage", None)  # where the lists follow from the rows
+        if told is not None:
+            end |= dict(zip(("covered", "not_covered"), told(asked.params, rows)))
     except Exception as error:
         reason = scrub(f"no verdict: {type(error).__name__}: {error}")
         folder.update(status="crashed", reason=reason, exit_code=CRASHED, **end)
@@ -259,15 +302,16 @@ def _finish(asked: Plan, folder: RunFolder, seconds: float) -> Record:
 
 def _fail_by_rank(asked: Plan, folder: RunFolder, failures: list[dict], seconds: float):
     fates = [
-        blame.Fate(**failure, stack=_stack(folder.path, failure["rank"])) for failure in failures
+        blame.Fate(**failure, stack=remains.stack(folder.path, failure["rank"]))
+        for failure in failures
     ]
-    judgement = blame.judge(asked.world, fates)
+    judgement = blame.judge(asked.last_world, fates)
     first = judgement.of(judgement.guilty[0])
     error = next(fate.error for fate in fates if fate.rank == first["rank"])
     if error and error.get("usage"):
-        reason = f"bad usage, says rank {first['rank']} of {asked.world}: {error['message']}"
+        reason = f"bad usage, says rank {first['rank']} of {asked.last_world}: {error['message']}"
         return _fail(asked, folder, "crashed", MISUSED, reason, seconds, judgement.failures)
-    reason = f"rank {first['rank']} of {asked.world} {first['reason']}"
+    reason = f"rank {first['rank']} of {asked.last_world} {first['reason']}"
     details = first["traceback"] or "it left no traceback"
     return _fail(asked, folder, "crashed", CRASHED, reason, seconds, judgement.failures, details)
 
@@ -276,8 +320,8 @@ def _fail(asked, folder, status, code, reason, seconds, failures=None, details="
     """Write the failure and raise it."""
     reason = scrub(reason)
     if failures is None:
-        stacks = {rank: _stack(folder.path, rank) for rank in range(asked.world)}
-        failures = blame.all_ended(asked.world, f"ended: {reason}", stacks)
+        stacks = {rank: remains.stack(folder.path, rank) for rank in range(asked.last_world)}
+        failures = blame.all_ended(asked.last_world, f"ended: {reason}", stacks)
         details = details or "\n".join(f"rank {r} stood at\n{s}" for r, s in stacks.items() if s)
     for failure in failures:
         failure["reason"] = scrub(failure["reason"])
@@ -298,26 +342,3 @@ def _pass_on(signals: watch.Signals) -> None:
     for number in signals.caught:
         if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL:
             signal.raise_signal(number)
-
-
-def _report(folder: Path) -> dict:
-    try:
-        return json.loads((folder / "log" / "agent.json").read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def _stack(folder: Path, rank: int, lines: int = 60) -> str:
-    """Where a rank stood when a signal came, from its log."""
-    path = folder / "log" / f"rank{rank}.txt"
-    text = path.read_text(errors="replace") if path.exists() else ""
-    found = re.search(r"^(Fatal Python error|Current thread 0x|Stack \(most)", text, re.M)
-    if not found:
-        return ""
-    stack = text[found.start() :].partition("\nExtension modules:")[0]
-    return "\n".join(stack.rstrip().splitlines()[:lines])
-
-
-def _tail(path: Path, lines: int = 30) -> str:
-    text = path.read_text(errors="replace") if path.exists() else ""
-    return "\n".join(text.splitlines()[-lines:])

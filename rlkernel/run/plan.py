@@ -15,6 +15,16 @@ from rlkernel.records import machine, store
 from rlkernel.records.keys import digest, reuse_key
 from rlkernel.records.source import source_hash
 from rlkernel.records.store import Record
+from rlkernel.run import nodes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cases that one launch runs. environment: what its ranks start with, beside the usual."""
+
+    world: int
+    environment: dict[str, str]
+    pending: list[tuple[Case, str]]
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,7 @@ class Plan:
     """Made without side effects: nothing is on disk and nothing has been started.
 
     name: what experiments.load takes. reuse: one key a case. done: case key -> earlier row. skip:
-    why this machine cannot measure it.
+    why this machine cannot measure it. last_world: ranks of the launch that ended last.
     """
 
     name: str
@@ -36,6 +46,7 @@ class Plan:
     environment: dict
     device: str
     skip: str | None
+    last_world: int = 0
 
     @property
     def backend(self) -> str:
@@ -59,6 +70,27 @@ class Plan:
         return max((case.grid.size for case, _ in self.pending), default=0)
 
     @property
+    def nodes(self) -> int:
+        """Nodes that the experiment is about: 1, unless its module says NODES."""
+        return getattr(self.module, "NODES", 1)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """One launch for everything pending; where placement counts, one for each world size, and
+        one for each environment that a case asks for (`environment(case)` of its module)."""
+        wanted = getattr(self.module, "environment", lambda case: {})
+        found: dict[tuple, Batch] = {}
+        for case, key in self.pending:
+            env = wanted(case)
+            apart = case.grid.size if self.nodes > 1 else 0
+            batch = found.setdefault((apart, *sorted(env.items())), Batch(0, env, []))
+            batch.pending.append((case, key))
+        return [
+            Batch(max(case.grid.size for case, _ in b.pending), b.environment, b.pending)
+            for b in found.values()
+        ]
+
+    @property
     def parameters(self) -> dict:
         return as_json(self.params)
 
@@ -76,7 +108,8 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
         raise UsageError(f"{module.NAME}: these parameters ask for no case")
     environment = machine.environment()
     source = source_hash(module.__name__)
-    device, skip = place(params, cases, environment)
+    apart = max(getattr(module, "NODES", 1), nodes.asked()[0])
+    device, skip = place(params, cases, environment, apart)
     reuse = [reuse_key(case.key, source, environment, device) for case in cases]
     done: dict[str, dict] = {}
     complete = None
@@ -89,15 +122,18 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
     )
 
 
-def place(params: object, cases: list[Case], environment: dict) -> tuple[str, str | None]:
+def place(
+    params: object, cases: list[Case], environment: dict, nodes: int = 1
+) -> tuple[str, str | None]:
     """("cpu" or "cuda", why that is impossible here or None).
 
     A `target` or `device` parameter decides; "auto", and none at all, takes GPUs where there are
-    enough: one a rank, or any one under `transport` gloo, whose ranks may share it.
+    enough: one a rank, or any one under `transport` gloo, whose ranks may share it. Ranks of
+    different nodes may share one too: NCCL takes emulated nodes for hosts of their own.
     """
     target = getattr(params, "target", getattr(params, "device", "auto"))
     shared = getattr(params, "transport", "auto") == "gloo"
-    needed = 1 if shared else max(case.grid.size for case in cases)
+    needed = 1 if shared else max(1, max(case.grid.size for case in cases) // nodes)
     usable = _visible(len(environment["gpus"])) if "+cpu" not in (environment["torch"] or "") else 0
     if target == "cuda" and usable < needed:
         return "cuda", f"needs {needed} GPU(s), this machine has {usable} that torch can use"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,3 +34,13 @@ def trained(layer: torch.nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
     y = layer(x)
     y.backward(dy)
     return {"y": y.detach(), "dx": x.grad, **layer.gradients()}
+
+
+def refused(error, words, action):
+    with contextlib.suppress(error):
+        try:
+            action()
+        except error as raised:
+            assert words in str(raised), f"{words!r} not in: {raised}"
+            raise
+        raise AssertionError(f"{error.__name__} was not raised")

@@ -8,7 +8,6 @@ made first, by everybody; a rank outside a grid waits at the end of the check.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import traceback
@@ -28,7 +27,8 @@ from rlkernel.experiments.layouts import LAYOUTS
 from rlkernel.ffn import exactness, walltime
 from rlkernel.ffn.module import NAMES, DeterministicFFN
 from rlkernel.grid import Grid
-from tests.ffn.inputs import WIDE, H, M, trained, weights
+from tests.ffn import operators
+from tests.ffn.inputs import WIDE, H, M, refused, trained, weights
 from tests.kernels.inputs import matrix
 
 BF16 = torch.bfloat16
@@ -313,14 +313,8 @@ def a_staged_transport_moves_the_same_bytes_and_says_so(world):
     assert all(bit_report(part, matrix(3, 5, r)) for r, part in enumerate(staged.gather(x)))
 
 
-def refused(error, words, action):
-    with contextlib.suppress(error):
-        try:
-            action()
-        except error as raised:
-            assert words in str(raised), f"{words!r} not in: {raised}"
-            raise
-        raise AssertionError(f"{error.__name__} was not raised")
+for function in operators.CHECKS:
+    check(function)
 
 
 def main(out: Path) -> None:

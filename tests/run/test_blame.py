@@ -34,6 +34,7 @@ CASES = {
     "an error and a rank ended for it": ([Fate(0, **ended), Fate(1, 1, error=raised("E"))], [1]),
     "an error and a victim": ([lost(0, 1), Fate(1, 1, error=raised("E"))], [1]),
     "a signal before its echo": ([Fate(0, 1, error=raised("Echo")), Fate(1, ABRT)], [1, 0]),
+    "a death and the abort of who waited for it": ([Fate(0, ABRT), Fate(2, KILL)], [2, 0]),
     "two errors in the order of time": (
         [Fate(0, 1, error=raised("B", time=2.0)), Fate(1, 1, error=raised("A", time=1.0))],
         [1, 0],
