@@ -40,6 +40,8 @@ LAZY = {
     ("__main__", "rlkernel.pages"),  # report, notebook, sweep, readme
     ("ffn", "rlkernel.run.timing"),  # the protocol of everything that is timed
     ("ffn", "rlkernel.run.aligned"),  # and of what several ranks do together
+    ("experiments", "rlkernel.run.timing"),
+    ("experiments", "rlkernel.run.aligned"),
 }
 # Who may import what from outside the standard library. What is not here is no dependency.
 NUMERIC = {"contract", "compare", "kernels", "collectives", "ffn", "overlap", "reconstruct"}

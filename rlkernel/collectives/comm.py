@@ -176,6 +176,8 @@ class Comm:
         """
         if self.grid.size == 1:
             return [value]
+        for link in self.links.values():  # what kernels have noticed of a peer is told here
+            getattr(link.transport, "settle", lambda: None)()
         values: list = [None] * self.grid.size
         self._guarded(
             "collect",
@@ -227,7 +229,8 @@ class Comm:
         """
         try:
             return action()
-        except PeerLost:
+        except PeerLost as error:
+            error.site = error.site or site
             raise
         except (dist.DistError, RuntimeError) as error:
             if self.roll_call is None or not _blames_a_peer(error):
@@ -243,6 +246,9 @@ class Comm:
         """Recursive doubling: at level l meet the rank whose bit l differs. log2(P) messages of x's
         size.
         """
+        whole = getattr(call.link.transport, "tree_all_reduce", None)
+        if whole is not None:
+            return whole(x, self.contract, call.span)
         node = self.contract.round(x.clone())
         for level in range(call.span.bit_length() - 1):
             node = self._meet(call.link, level, node, node)
@@ -253,6 +259,9 @@ class Comm:
         l is not mine.
         """
         index, size = call.link.index, call.link.size
+        whole = getattr(call.link.transport, "tree_reduce_scatter", None)
+        if whole is not None:
+            return whole(x, self.contract, call.dim)
         chunks = {i: self.contract.round(chunk) for i, chunk in enumerate(x.chunk(size, call.dim))}
         for level in range(size.bit_length() - 1):
             mine = [i for i in chunks if (i ^ index) >> level & 1 == 0]
@@ -278,6 +287,9 @@ class Comm:
     def _gather(self, call: Call, x: Tensor) -> Tensor:
         if call.link.size == 1:
             return x.clone()
+        whole = getattr(call.link.transport, "all_gather", None)
+        if whole is not None and call.dim == 0:
+            return whole(x)
         return torch.cat(call.link.transport.gather(x), dim=call.dim)
 
     # -- refusals ----------------------------------------------------------------------------------
@@ -292,9 +304,11 @@ class Comm:
 
     def _check_site(self, x: Tensor, site: str, axis: str) -> None:
         transport = self._link(site, axis).transport
-        wanted = {"process-group/gloo": "cpu", "process-group/nccl": "cuda"}.get(
-            getattr(transport, "name", "")
-        )
+        wanted = {
+            "process-group/gloo": "cpu",
+            "process-group/nccl": "cuda",
+            "symmetric memory": "cuda",
+        }.get(getattr(transport, "name", ""))
         if wanted and x.device.type != wanted:
             raise ValueError(
                 f"{site}: {transport.name} moves {wanted} tensors, this one is on {x.device}: "

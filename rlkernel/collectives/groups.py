@@ -9,8 +9,9 @@ torch.distributed does not hand a world's down.
 from __future__ import annotations
 
 import datetime
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -23,14 +24,16 @@ from rlkernel.collectives.transport import ProcessGroupTransport, StagedTranspor
 from rlkernel.contract import ReductionTree
 from rlkernel.grid import GROUP_AXES, Grid
 
-BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
+BACKENDS = {"gloo": "cpu", "nccl": "cuda", "symmetric": "cuda"}
+PROCESS_GROUPS = ("gloo", "nccl")  # who can move anything between any ranks
 START_S = 120.0  # how long ranks may come one after the other when a world is made
 
 
 class World:
     """All ranks of one launch. backend "gloo" (cpu) or "nccl" (cuda, RCCL included); timeout_s
     bounds every wait. device "cuda" with gloo: tensors on GPUs that ranks may share, every message
-    staged through the host.
+    staged through the host. "symmetric": groups of one host share memory, others use nccl; with
+    device "cpu" its stand-in in host memory, and gloo.
     """
 
     def __init__(self, store: dist.Store, backend: str, timeout_s: float, device: str = "") -> None:
@@ -38,7 +41,10 @@ class World:
         self.device = _device(device or BACKENDS[backend])
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.moves_by = _process_groups(backend, self.device)
         self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
+        self._arenas: dict[tuple[int, ...], Callable] = {}
+        self._hosts = ""
 
     @classmethod
     def join(cls, backend: str = "gloo", timeout_s: float = 25.0, device: str = "") -> World:
@@ -62,7 +68,7 @@ class World:
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience)))
         store.set_timeout(patience)
         dist.init_process_group(
-            backend,
+            _process_groups(backend, device),
             store=dist.PrefixStore("torch", store),
             rank=rank,
             world_size=size,
@@ -81,14 +87,17 @@ class World:
         groups: dict[str, dist.ProcessGroup | None] = {}
         for axis in GROUP_AXES:
             for ranks in grid.groups(axis):
-                group = self._group(ranks, self.backend)
+                group = self._group(ranks, self.moves_by)
                 if self.rank in ranks:
                     groups[axis] = group
         control = self._group(tuple(range(grid.size)), "gloo")
         if self.rank >= grid.size:
             return None
         made = (self.store, self.timeout_s, control, self.device)
-        return _comm(grid, self.rank, groups, contract, *made)
+        comm = _comm(grid, self.rank, groups, contract, *made)
+        if self.backend == "symmetric":
+            comm.links = {axis: self._sharing(link) for axis, link in comm.links.items()}
+        return comm
 
     def meet(self, tag: str, timeout_s: float) -> None:
         """Wait for all ranks of the world through the store; no collective is pending meanwhile.
@@ -102,7 +111,39 @@ class World:
                 message = f"rank {peer} did not come to the meeting {tag!r} within {timeout_s:g} s"
                 raise PeerLost(message, ranks=(peer,), site=tag) from error
 
+    def _sharing(self, link: Link) -> Link:
+        """The same group over memory that its ranks share, if all of them are on one host."""
+        if link.size == 1 or not self._on_one_host(link.ranks):
+            return link
+        from rlkernel.collectives.arenas import open_arena
+        from rlkernel.collectives.symmetric import SymmetricTransport
+
+        device = torch.device(self.device)
+        group = self._groups[self.moves_by, link.ranks]
+
+        @functools.cache
+        def opened():
+            at = (link.ranks, link.index, device, self.store, self.timeout_s)
+            return open_arena(group, *at)
+
+        # One arena a set of ranks, however many seams are made over it.
+        arena = self._arenas.setdefault(link.ranks, opened)
+        transport = SymmetricTransport(group, link.ranks, link.index, device, arena)
+        agreement = StoreAgreement(self.store, link.ranks, self.rank, self.timeout_s)
+        return Link(link.ranks, link.index, transport, agreement)
+
+    def _on_one_host(self, ranks: tuple[int, ...]) -> bool:
+        from rlkernel.collectives.arenas import host_id
+
+        if not self._hosts:  # every world asks anew
+            self._hosts = f"hosts/{self.store.add(f'worlds/{self.rank}', 1)}"
+            self.store.set(f"{self._hosts}/{self.rank}", host_id())
+        keys = [f"{self._hosts}/{rank}" for rank in ranks]
+        self.store.wait(keys, datetime.timedelta(seconds=max(self.timeout_s, START_S)))
+        return len({self.store.get(key) for key in keys}) == 1
+
     def leave(self) -> None:
+        self._arenas.clear()
         dist.destroy_process_group()
 
     def _group(self, ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:
@@ -158,6 +199,13 @@ def alone(device: torch.device | str = "cpu", contract: ReductionTree | None = N
     return Comm(Grid(), 0, links, contract or ReductionTree(), device=device)
 
 
+def _process_groups(backend: str, device: str) -> str:
+    """The process groups beside which shared memory is used, or those that were asked for."""
+    if backend != "symmetric":
+        return backend
+    return "gloo" if device == "cpu" else "nccl"
+
+
 def _device(kind: str) -> str:
     return f"cuda:{torch.cuda.current_device()}" if kind == "cuda" else kind
 
@@ -183,9 +231,10 @@ def _link(
         return Link((rank,), 0, None, None)
     staged = dist.get_backend(group) == "gloo" and device != "cpu"
     transport = (StagedTransport if staged else ProcessGroupTransport)(group, timeout_s)
-    if transport.backend not in BACKENDS:
+    if transport.backend not in PROCESS_GROUPS:
         raise ValueError(
-            f"backend {transport.backend!r} is not supported: expected one of {', '.join(BACKENDS)}"
+            f"backend {transport.backend!r} is not supported: expected one of "
+            f"{', '.join(PROCESS_GROUPS)}"
         )
     if transport.backend == "gloo":
         agreement = HeaderAgreement(transport, transport.ranks)

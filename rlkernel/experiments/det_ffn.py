@@ -55,7 +55,7 @@ NOT_COVERED = (
     "other GPU architectures",
     "bits across architectures, library versions or contracts: none are promised",
     "times where ranks share a GPU or stand on several hosts",
-    "sums by symmetric memory; data parallelism",
+    "data parallelism",
 )
 
 

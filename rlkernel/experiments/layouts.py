@@ -48,8 +48,11 @@ def dw_param():
 
 
 def transport_param():
-    text = "between GPUs: nccl, or gloo through the host, whose ranks may share a GPU"
-    return param("auto", text, choices=("auto", "nccl", "gloo"))
+    text = (
+        "between GPUs: nccl; symmetric: memory that the GPUs of a host share; or gloo through the "
+        "host, whose ranks may share a GPU"
+    )
+    return param("auto", text, choices=("auto", "nccl", "symmetric", "gloo"))
 
 
 def layer_cases(
@@ -61,8 +64,10 @@ def layer_cases(
     """
     if params.repeats < 2:
         raise UsageError("repeats must be at least 2: their bits are compared with the first's")
-    if params.transport == "nccl" and params.device == "cpu":
-        raise UsageError("transport=nccl moves GPU tensors: device=cpu has gloo only")
+    if params.transport in ("nccl", "symmetric") and params.device == "cpu":
+        raise UsageError(
+            f"transport={params.transport} moves GPU tensors: device=cpu has gloo only"
+        )
     if what == "graph" and (params.device == "cpu" or params.transport == "gloo"):
         raise UsageError(
             "what=graph captures a CUDA graph: device=cpu has none, and what transport=gloo stages "

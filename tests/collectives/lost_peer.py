@@ -1,6 +1,7 @@
 """One of four ranks that run without an agent: rank 2 dies, comes too late or never posts.
 
-`collect` waits in a collective that takes its bound from the process group alone.
+`collect` waits in a collective that takes its bound from the process group alone. `shared ...`: the
+ranks have agreed, their sum goes through shared memory, and its kernels wait.
 
 Without an agent nobody ends the survivors, so each of them must find its own words. Prints one JSON
 object: the error's class, its message, the suspects, and how long it took.
@@ -26,15 +27,19 @@ LOST, LIMIT_S = 2, 2.0
 
 
 def main(manner: str) -> None:
-    world = World.join("gloo", LIMIT_S)
+    shared = manner.startswith("shared")
+    world = World.join(*(("symmetric", LIMIT_S, "cpu") if shared else ("gloo", LIMIT_S)))
     comm = world.comm(Grid(tp=4))
+    world.meet("kernels are imported", 60)
     assert comm.all_reduce(torch.ones(1), "warm").item() == 4
+    if shared:
+        assert comm.all_reduce(torch.ones(1), "down.forward").item() == 4  # nothing left to agree
     if manner == "unposted":
         link = comm.links["tp"]
         agreement = StoreAgreement(world.store, link.ranks, comm.rank, LIMIT_S)
         comm.links = {"tp": Link(link.ranks, link.index, link.transport, agreement)}
     if world.rank == LOST:
-        if manner == "killed":
+        if manner.endswith("killed"):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(LIMIT_S * 5)
         return

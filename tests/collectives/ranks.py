@@ -1,4 +1,4 @@
-"""What every rank of the tests runs: the checks of sums.py, refusals.py and blocks.py over gloo.
+"""What every rank of the tests runs: the checks of sums.py, refusals.py, blocks.py and shared.py.
 
     torchrun --nproc-per-node 8 ranks.py FOLDER
 
@@ -10,13 +10,17 @@ The smaller groups are the first ranks of the same world.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
 
+os.environ["TRITON_INTERPRET"] = "1"  # for shared.py; read when the first kernel is imported
+
 # Imported for what they register: a script's own folder is on sys.path.
 import blocks  # noqa: F401
 import refusals  # noqa: F401
+import shared  # noqa: F401
 import sums  # noqa: F401
 import torch
 from checks import CHECKS

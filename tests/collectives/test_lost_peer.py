@@ -19,7 +19,7 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-MANNERS = ("killed", "late", "unposted", "collect")
+MANNERS = ("killed", "late", "unposted", "collect", "shared killed")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def spoken():
 
 def start(manner: str) -> list[subprocess.Popen]:
     shared = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "4"}
+    shared |= {"TRITON_INTERPRET": "1"}  # for what goes through shared memory
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         subprocess.Popen(

@@ -10,7 +10,7 @@ from tests.eight_ranks import launch
 PROGRAM = Path(__file__).with_name("ranks.py")
 NAMES = [
     node.name
-    for file in ("sums.py", "refusals.py", "blocks.py")
+    for file in ("sums.py", "refusals.py", "blocks.py", "shared.py")
     for node in ast.parse(PROGRAM.with_name(file).read_text()).body
     if isinstance(node, ast.FunctionDef)
     and any("check" in ast.unparse(d) for d in node.decorator_list)

@@ -9,16 +9,19 @@ made first, by everybody; a rank outside a grid waits at the end of the check.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
 
 import torch
 
+os.environ["TRITON_INTERPRET"] = "1"  # for sums through shared memory, whose kernels are few
+
+from rlkernel.collectives import symmetric  # noqa: F401
 from rlkernel.collectives.errors import Disagreement
 from rlkernel.collectives.groups import World
 from rlkernel.collectives.observers import Capture
-from rlkernel.collectives.transport import StagedTransport
 from rlkernel.compare import bit_report
 from rlkernel.contract import LayerContract, ReductionTree
 from rlkernel.experiments import det_ffn
@@ -27,10 +30,12 @@ from rlkernel.experiments.layouts import LAYOUTS
 from rlkernel.ffn import exactness, walltime
 from rlkernel.ffn.module import NAMES, DeterministicFFN
 from rlkernel.grid import Grid
-from tests.ffn import operators
+from rlkernel.kernels import bf16
+from tests.ffn import operators, shares
 from tests.ffn.inputs import WIDE, H, M, refused, trained, weights
 from tests.kernels.inputs import matrix
 
+bf16.INTERPRETED = False  # the layer itself runs on its plain-torch twins
 BF16 = torch.bfloat16
 GRIDS = [*dict.fromkeys(grid for grid, _ in LAYOUTS.values()), Grid(cp=2), Grid(2, 2, 2)]
 CHECKS = {}
@@ -79,6 +84,17 @@ def uneven_and_absent_leaves_of_a_lanes_tokens(world):
         few = {"contract": ("tree8.bf16",), "dx": ("separate",)}
         for case, row in results(world, layout=layouts, m=(m,), **few):
             assert row["passed"], (case.title, row["lines"])
+
+
+@check
+def over_shared_memory_the_layer_has_the_bits_of_one_rank(world):
+    shared = World(world.store, "symmetric", 20, "cpu")
+    shared._groups = world._groups
+    few = {"contract": ("tree8.bf16", "tree8.fp32"), "dw": ("reduce",), "repeats": 2, "m": (8,)}
+    for case, row in results(shared, layout=("tp2_sp", "tp2_cp2"), **few):
+        assert row["passed"] and not row["mismatches"], (case.title, row["lines"])
+    opened = [ranks for ranks, arena in shared._arenas.items() if arena.cache_info().currsize]
+    assert bool(opened) == (world.rank < 4), "whoever summed has shared its memory"
 
 
 # what of a variant differs: between-rank orders show where four ranks sum, leaves everywhere
@@ -281,39 +297,7 @@ def ranks_under_different_contracts_or_options_are_refused(world):
     refused(Disagreement, "gate_up.dx", lambda: y.sum().backward())
 
 
-# -- weights and bytes -----------------------------------------------------------------------------
-
-
-@check
-def whole_weights_and_shares_load_alike(world):
-    for grid in (Grid(tp=4), Grid(cp=2, tp=2)):
-        comm = world.comm(grid)
-        if comm is None:
-            continue
-        layer, other = (DeterministicFFN(*weights(seed), comm) for seed in (1, 2))
-        whole = dict(zip(NAMES, weights(1)))
-        assert all(bit_report(w, whole[n]) for n, w in layer.whole(layer.local()).items())
-        for state in (whole, layer.state_dict()):
-            other.load_state_dict(dict(zip(NAMES, weights(2))))
-            assert not bit_report(other.gate_up, layer.gate_up)
-            other.load_state_dict(state)
-            assert bit_report(other.gate_up, layer.gate_up) and bit_report(other.down, layer.down)
-        assert layer.state_dict()[NAMES[2]].shape == (H, WIDE // grid.tp)
-
-
-@check
-def a_staged_transport_moves_the_same_bytes_and_says_so(world):
-    comm = world.comm(Grid(tp=4))
-    if comm is None:
-        return
-    plain = comm.links["tp"].transport
-    staged, x = StagedTransport(plain.group, 20), matrix(3, 5, comm.rank)
-    assert staged.name == "process-group/gloo, staged through the host"
-    assert bit_report(staged.swap(x, comm.rank ^ 1), matrix(3, 5, comm.rank ^ 1))
-    assert all(bit_report(part, matrix(3, 5, r)) for r, part in enumerate(staged.gather(x)))
-
-
-for function in operators.CHECKS:
+for function in (*shares.CHECKS, *operators.CHECKS):
     check(function)
 
 

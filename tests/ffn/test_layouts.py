@@ -69,6 +69,7 @@ def test_a_layout_asks_for_the_layer_alone():
         ("m=3 is not possible on tp2_cp2: .* 2 ranks", {"layout": "tp2_cp2", "m": "3"}),
         ("repeats must be at least 2", {"layout": "tp2", "repeats": "1"}),
         ("device=cpu has gloo only", {"layout": "tp2", "device": "cpu", "transport": "nccl"}),
+        ("symmetric moves GPU", {"layout": "tp2", "device": "cpu", "transport": "symmetric"}),
         ("layout='tp3' is not possible", {"layout": "tp3"}),
         ("extra-rounding cannot show in layer", {"layout": "tp2", "fault": "extra-rounding"}),
         ("left-fold cannot show in census", {"fault": "left-fold"}),
@@ -117,6 +118,8 @@ def test_ranks_share_a_gpu_under_gloo_only():
     assert placed(device="auto", transport="gloo") == ("gloo", "cuda", None)
     assert placed(device="cpu", transport="gloo") == ("gloo", "cpu", None)
     assert placed(device="auto") == ("gloo", "cpu", None)
+    backend, _, why = placed(device="cuda", transport="symmetric")
+    assert backend == "symmetric" and "needs 4 GPU(s)" in why
     backend, where, why = placed(device="cuda")
     assert (backend, where) == ("nccl", "cuda") and "needs 4 GPU(s), this machine has 1" in why
     assert plan.place(SimpleNamespace(device="cuda"), cases, machine)[1] is not None
