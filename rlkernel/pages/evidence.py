@@ -19,7 +19,7 @@ from rlkernel.records import Record
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # What makes two records answers to the same question; sizes, seeds and ranks may differ.
-KIND = ("mode", "size", "target", "fault", "block", "twin", "dense", "graph")
+KIND = ("mode", "size", "target", "fault", "block", "twin", "dense", "graph", "transport")
 PARTS = ("what",)  # a record answers where it has at least the parts that are asked for
 
 
