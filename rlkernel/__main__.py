@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlkernel import experiments
-from rlkernel.experiments.case import UsageError, describe, parse_params, unknown
+from rlkernel.experiments.case import UsageError, bare_flags, describe, parse_params, unknown
 from rlkernel.records.store import Record, RecordError
 
 EXIT_CODES = """\
@@ -90,7 +90,7 @@ def overview() -> str:
 
 def run_experiment(name: str, rest: list[str], argv: list[str]) -> int:
     module = _load(name)
-    options = _parse(experiment_parser(name, module), rest)
+    options = _parse(experiment_parser(name, module), bare_flags(module.Params, rest))
     given = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(module.Params)

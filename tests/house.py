@@ -42,6 +42,7 @@ LAZY = {
     ("ffn", "rlkernel.run.aligned"),  # and of what several ranks do together
     ("experiments", "rlkernel.run.timing"),
     ("experiments", "rlkernel.run.aligned"),
+    ("overlap", "rlkernel.run.timing"),
 }
 # Who may import what from outside the standard library. What is not here is no dependency.
 NUMERIC = {"contract", "compare", "kernels", "collectives", "ffn", "overlap", "reconstruct"}
@@ -49,6 +50,7 @@ NUMERIC |= {"audit", "plugin", "experiments", "run"}
 FOREIGN = {"torch": NUMERIC, "triton": {"kernels", "overlap"}, "matplotlib": {"figures"}}
 FOREIGN["numpy"] = NUMERIC | {"figures"}
 FOREIGN["transformers"] = {"ffn"}
+FOREIGN["cuda"] = {"collectives"}  # cuda-bindings, for copies between peers
 FOREIGN |= {
     name: {"pages"}
     for name in ("IPython", "ipykernel", "ipywidgets", "jupyter_client", "jupyter_core", "nbclient")

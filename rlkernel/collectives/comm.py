@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlkernel.collectives import exchange
 from rlkernel.collectives.agreement import Agreement
 from rlkernel.collectives.errors import PeerLost
-from rlkernel.collectives.roll_call import RollCall
+from rlkernel.collectives.roll_call import RollCall, blames_a_peer
 from rlkernel.collectives.transport import Transport
 from rlkernel.contract import ReductionTree
 from rlkernel.grid import Grid, is_power_of_two
@@ -124,6 +125,10 @@ class Comm:
         """Which way the bytes of each site went, for the record."""
         return dict(sorted(self._paths.items()))
 
+    def note(self, site: str, path: str) -> None:
+        """Bytes of `site` go another way than through a transport, and this is which."""
+        self._paths[site] = path
+
     # -- collectives -------------------------------------------------------------------------------
 
     def all_reduce(
@@ -161,6 +166,14 @@ class Comm:
         self._check_site(x, site, axis)
         return self._observed("all_gather", x, site, axis, dim, self._gather)
 
+    def all_to_all(
+        self, x: Tensor, site: str, axis: str = "ep", *, split_dim: int, concat_dim: int
+    ) -> Tensor:
+        """Part i of x along `split_dim` goes to rank i of the group; what comes is concatenated
+        along `concat_dim` in rank order. Any dtype. Chunk by chunk beside other work: exchange.py.
+        """
+        return exchange.all_to_all(self, x, site, axis, split_dim, concat_dim)
+
     def agree(self, said: str, site: str, axis: str) -> None:
         """Raise Disagreement, naming every rank's word, unless all ranks of the axis say the same.
 
@@ -197,6 +210,7 @@ class Comm:
         dim: int,
         collective: Callable,
         span: int | None = None,
+        agree: bool = True,
     ) -> Tensor:
         call = Call(kind, site, axis, dim, span or self.links[axis].size, self)
 
@@ -207,7 +221,8 @@ class Comm:
             self._paths[site] = (
                 f"{kind} {self._contract_of(kind)}over {axis} by {call.link.transport.name}"
             )
-            return self._guarded(site, call.link.ranks, lambda: self._agreed(call, x, collective))
+            run = self._agreed if agree else lambda call, x, collective: collective(call, x)
+            return self._guarded(site, call.link.ranks, lambda: run(call, x, collective))
 
         for observer in reversed(self.observers):
             proceed = _bind(observer, call, proceed)
@@ -233,12 +248,12 @@ class Comm:
             error.site = error.site or site
             raise
         except (dist.DistError, RuntimeError) as error:
-            if self.roll_call is None or not _blames_a_peer(error):
+            if self.roll_call is None or not blames_a_peer(error):
                 raise
             raise self.roll_call.hold(site, ranks, error) from error
 
     def _contract_of(self, kind: str) -> str:
-        return "" if kind == "all_gather" else f"{self.contract.name} "
+        return "" if kind in ("all_gather", "all_to_all") else f"{self.contract.name} "
 
     # -- trees -------------------------------------------------------------------------------------
 
@@ -324,21 +339,3 @@ class Comm:
 
 def _bind(observer: Observer, call: Call, proceed: Proceed) -> Proceed:
     return lambda x: observer(call, x, proceed)
-
-
-def _blames_a_peer(error: Exception) -> bool:
-    """gloo and NCCL have no exception type of their own for a dead or late peer: their words
-    decide.
-    """
-    if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
-        return True
-    words = (
-        "timed out",
-        "timeout",
-        "closed by peer",
-        "connection reset",
-        "broken pipe",
-        "connection refused",
-        "gloo",
-    )
-    return any(word in str(error).lower() for word in words)

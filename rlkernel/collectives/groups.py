@@ -206,6 +206,28 @@ def _process_groups(backend: str, device: str) -> str:
     return "gloo" if device == "cpu" else "nccl"
 
 
+def comm_of(group: dist.ProcessGroup | None, axis: str = "ep", timeout_s: float = 25.0) -> Comm:
+    """The seam over one process group that somebody else made, in the group's own rank order.
+
+    For a group that is no row or column of a grid, expert parallelism's: any size, any subset of
+    the world. It has that one axis, so `collect` is not for it. None: a lone rank. Its store is
+    that of the default group. Raises ValueError for a group that this rank is not in.
+    """
+    if group is None:
+        return Comm(Grid(), 0, {axis: Link((0,), 0, None, None)}, ReductionTree())
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise ValueError(f"{axis} group {group!r} is not a process group that this rank belongs to")
+    rank, store = dist.get_rank(), dist.PrefixStore("rlkernel", _default_store())
+    device = _device("cpu" if dist.get_backend(group) == "gloo" else "cuda")
+    link = _link(group, rank, store, timeout_s, device)
+    roll_call = RollCall(store, rank, timeout_s)
+    return Comm(Grid(), rank, {axis: link}, ReductionTree(), device=device, roll_call=roll_call)
+
+
+def _default_store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()
+
+
 def _device(kind: str) -> str:
     return f"cuda:{torch.cuda.current_device()}" if kind == "cuda" else kind
 

@@ -63,3 +63,21 @@ class RollCall:
 
 def _key(rank: int) -> str:
     return f"rlkernel/noticed/{rank}"
+
+
+def blames_a_peer(error: Exception) -> bool:
+    """gloo and NCCL have no exception type of their own for a dead or late peer: their words
+    decide.
+    """
+    if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
+        return True
+    words = (
+        "timed out",
+        "timeout",
+        "closed by peer",
+        "connection reset",
+        "broken pipe",
+        "connection refused",
+        "gloo",
+    )
+    return any(word in str(error).lower() for word in words)

@@ -8,6 +8,9 @@ arrive unchanged.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,8 +19,8 @@ from torch import Tensor
 
 
 class Transport(Protocol):
-    """The two movements that every collective here is made of. Peers are positions in the group,
-    not global ranks.
+    """The movements that every collective here is made of. Peers are positions in the group, not
+    global ranks.
     """
 
     name: str
@@ -29,6 +32,31 @@ class Transport(Protocol):
     def gather(self, x: Tensor) -> list[Tensor]:
         """Every rank's tensor of x's shape and dtype, in group order."""
         ...
+
+    def start_all_to_all(self, x: Tensor, tag: int = 0) -> Arriving:
+        """Give x[p] to each peer p and take its part for us, in group order, without waiting.
+
+        gloo matches messages by `tag`, so those of several calls may be late in any order; NCCL
+        keeps the order of the calls, which must be the same on all ranks.
+        """
+        ...
+
+
+@dataclass
+class Arriving:
+    """[P, ...] that fills while others work; what goes out is kept until `wait` has returned."""
+
+    landing: Tensor
+    waits: Sequence[Callable[[], None]] = ()
+    keep: object = None
+
+    def wait(self) -> Tensor:
+        """On the CPU it returns when all is there; on a GPU the current stream waits instead."""
+        while self.waits:  # what has come is not waited for again after a failure
+            self.waits[0]()
+            self.waits = self.waits[1:]
+        self.keep = None
+        return self.landing
 
 
 class ProcessGroupTransport:
@@ -67,6 +95,22 @@ class ProcessGroupTransport:
         )
         return [part.view(x.dtype).view(x.shape) for part in landing.unbind()]
 
+    def start_all_to_all(self, x: Tensor, tag: int = 0) -> Arriving:
+        outgoing = _bytes(x).view(len(self.ranks), -1)
+        incoming = torch.empty_like(outgoing)
+        landing = incoming.view(-1).view(x.dtype).view(x.shape)
+        if self.backend != "gloo":
+            work = dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True)
+            return Arriving(landing, [work.wait], outgoing)
+        incoming[self.index] = outgoing[self.index]
+        works = []
+        for step in range(1, len(self.ranks)):  # each rank begins with another peer
+            to = (self.index + step) % len(self.ranks)
+            came = (self.index - step) % len(self.ranks)
+            works.append(dist.irecv(incoming[came], self.ranks[came], self.group, tag))
+            works.append(dist.isend(outgoing[to], self.ranks[to], self.group, tag))
+        return Arriving(landing, [partial(self._wait, work) for work in works], outgoing)
+
     def _wait(self, work: dist.Work) -> None:
         # gloo blocks here and honours the bound; NCCL only orders streams and leaves the bound to
         # its watchdog.
@@ -92,6 +136,11 @@ class StagedTransport(ProcessGroupTransport):
 
     def gather(self, x: Tensor) -> list[Tensor]:
         return [part.to(x.device) for part in super().gather(_on_host(x))]
+
+    def start_all_to_all(self, x: Tensor, tag: int = 0) -> Arriving:
+        came = super().start_all_to_all(_on_host(x), tag)
+        landing = torch.empty_like(x)
+        return Arriving(landing, [lambda: landing.copy_(came.wait())])
 
 
 def _on_host(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import difflib
 import importlib
 from types import ModuleType
 
-NAMES = ("preflight", "tp-swiglu", "tp-gqa", "audit", "det-ffn", "wire", "ws2")
+NAMES = ("preflight", "tp-swiglu", "tp-gqa", "audit", "det-ffn", "wire", "ws2", "a2a-ffn")
 
 
 def load(name: str) -> ModuleType:

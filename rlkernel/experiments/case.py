@@ -90,6 +90,22 @@ def parse_params(cls: type, values: Mapping[str, object]):
     return cls(**parsed)
 
 
+def bare_flags(cls: type, words: Sequence[str]) -> list[str]:
+    """A command line in which `--backward` is `--backward true` and `--no-compile` is
+    `--compile false`, for the fields of `cls` that are bool.
+    """
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls) if hints[f.name] is bool]
+    flags = {f"--{name.replace('_', '-')}" for name in names}
+    read = []
+    for word, behind in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--no-") and f"--{word[5:]}" in flags:
+            read += [f"--{word[5:]}", "false"]
+        else:
+            read += [word, "true"] if word in flags and behind.startswith("-") else [word]
+    return read
+
+
 def unknown(what: str, name: str, known: Sequence[str] | Mapping) -> str:
     """`unknown parameter wrold_size; did you mean world_size?`"""
     close = difflib.get_close_matches(name, list(known), 1)

@@ -1,5 +1,5 @@
-"""What can this machine measure? Ranks that meet, sums that are right, errors that have a name, and
-what a message costs.
+"""What can this machine measure? Ranks that meet, sums that are right, errors that have a name,
+what a message costs; with a target, the public checks of the A2A-FFN (public.py).
 
 The sums are of small integers, so the right answer is exact whatever the order of additions.
 """
@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlkernel.experiments import public
 from rlkernel.experiments.case import TARGETS, Case, UsageError, param
 from rlkernel.grid import Grid, is_power_of_two
 
@@ -37,6 +38,10 @@ class Params:
         (8_192, 262_144, 8_388_608), "message sizes of the all-reduce", unit="bytes"
     )
     iterations: int = param(10, "timed all-reduces for each message size, after two that warm up")
+    what: str = param(
+        "all", "messages, or the A2A-FFN's public checks: those of target cpu or of target cuda",
+        choices=("all", "messages", "public"),
+    )  # fmt: skip
 
 
 def cases(params: Params) -> list[Case]:
@@ -50,21 +55,24 @@ def cases(params: Params) -> list[Case]:
         raise UsageError(
             "iterations must be at least 1 and each message a positive multiple of 4 bytes (FP32)"
         )
-    return [
-        Case(
-            NAME,
-            Grid(tp=tp),
-            parameters={"message": size, "iterations": params.iterations, "target": params.target},
-        )
+    if params.what == "public" and params.target == "auto":
+        raise UsageError("what=public needs target=cpu or target=cuda: their checks differ")
+    at = {"iterations": params.iterations, "target": params.target}
+    messages = [
+        Case(NAME, Grid(tp=tp), parameters={"message": size, **at})
         for tp in params.nproc
         for size in params.message
     ]
+    checks = public.cases(NAME, params.target)
+    return {"all": messages + checks, "messages": messages, "public": checks}[params.what]
 
 
 def run(case: Case, comm) -> dict:
-    """One message size on one group: exact sum, equal bits, a named disagreement, raw wall
-    times.
+    """One message size on one group: exact sum, equal bits, a named disagreement, raw wall times.
+    Or one public check.
     """
+    if "what" in case.parameters:
+        return public.run(case, comm)
     import torch
 
     from rlkernel import compare
@@ -122,7 +130,8 @@ def run(case: Case, comm) -> dict:
 
 def verdict(params: Params, rows: Sequence[dict]) -> dict:
     """One check a group size and property, over all message sizes."""
-    checks = []
+    checks = [check for row in rows if not _message(row) for check in public.checks(row)]
+    rows = [row for row in rows if _message(row)]
     for tp in params.nproc:
         mine = [row for row in rows if row["case"]["grid"]["tp"] == tp]
         for name in mine[0]["result"]["checks"] if mine else ():
@@ -151,6 +160,7 @@ def summary(params: Params, rows: Sequence[dict]) -> dict:
                 **{name: row["result"][name] for name in keep},
             }
             for row in rows
+            if _message(row)
         ],
     }
 
@@ -161,7 +171,7 @@ def table(params: Params, rows: Sequence[dict]) -> tuple[list[str], list[list[st
     """
     header = ["ranks", "message", "backend", "median us", "fastest us", "slowest us", "exact sum"]
     body = []
-    for row in rows:
+    for row in filter(_message, rows):
         result = row["result"]
         times = [
             f"{result[name] * 1e6:.0f}"
@@ -178,6 +188,10 @@ def table(params: Params, rows: Sequence[dict]) -> tuple[list[str], list[list[st
             ]
         )
     return header, body
+
+
+def _message(row: dict) -> bool:
+    return "message" in row["case"]["parameters"]
 
 
 def protocol(params: Params) -> dict:

@@ -81,9 +81,13 @@ def _message(row: dict) -> str:
 
 
 def _by_size(rows: Rows) -> dict[int, list[dict]]:
-    """Rows of each group size, ascending in the message."""
-    size = lambda row: row["case"]["parameters"]["message"]  # noqa: E731
-    return {p: sorted(found, key=size) for p, found in sorted(of.grouped(rows, of.ranks).items())}
+    """Rows of each group size, ascending in the message. Public checks have no message."""
+    sent = [row for row in rows if "message" in row["case"]["parameters"]]
+    return {p: sorted(found, key=_size) for p, found in sorted(of.grouped(sent, of.ranks).items())}
+
+
+def _size(row: dict) -> int:
+    return row["case"]["parameters"]["message"]
 
 
 def _micro(row: dict, name: str) -> float:
@@ -117,7 +121,7 @@ def cost(rows: Rows):
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    messages = sorted({row["case"]["parameters"]["message"] for row in rows})
+    messages = sorted({x for found in _by_size(rows).values() for x in map(_size, found)})
     axes.set_xticks(messages, [_bytes(m) for m in messages])
     axes.minorticks_off()
     axes.set_xlim(min(messages) / 1.6, max(messages) * 6)

@@ -20,6 +20,7 @@ from rlkernel.records import Record
 PACKAGE = Path(__file__).resolve().parents[1]
 # What makes two records answers to the same question; sizes, seeds and ranks may differ.
 KIND = ("mode", "size", "target", "fault", "block", "twin", "dense", "graph", "transport")
+KIND += ("backward", "comp_only", "matrix")
 PARTS = ("what",)  # a record answers where it has at least the parts that are asked for
 
 
@@ -39,6 +40,7 @@ class Evidence:
         words = [f"python -m rlkernel {self.experiment}"]
         for name, value in self.parameters.items():
             text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            text = text.lower() if isinstance(value, bool) else text
             words.append(f"--{name.replace('_', '-')} {text}")
         return " ".join(words)
 
@@ -64,7 +66,7 @@ def get(
     cannot be, RunError when a rank fails.
     """
     asked = typed(experiment, parameters)
-    fits = lambda r: _same(r, asked) and _on(r, gpus)  # noqa: E731
+    fits = lambda r: _same(r, asked) and _on(r, gpus, parameters.get("device"))  # noqa: E731
     published = tuple(filter(fits, records.find(experiment, published=True)))
     if run:
         local = _given(experiment, run, fits)
@@ -149,8 +151,12 @@ def _same(record: Record, asked) -> bool:
     return True
 
 
-def _on(record: Record, gpus: int) -> bool:
-    """Whether a record may answer for that many GPUs: one measured on the CPU may not."""
+def _on(record: Record, gpus: int, device: str | None) -> bool:
+    """Whether a record may answer for that many GPUs: one measured on the CPU may not. Nor may one
+    of GPUs where the CPU was asked for by name.
+    """
+    if device == "cpu":
+        return record.run.get("device") == "cpu"
     return not gpus or record.run.get("device") != "cpu"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from rlkernel.figures import Plot
+from rlkernel.figures import Plot, schedules
 from rlkernel.figures import rows as of
 from rlkernel.pages import evidence, show
 from rlkernel.pages.evidence import Evidence
@@ -25,6 +25,9 @@ AXES: dict[str, Callable[[dict], str]] = {
     "dtype": lambda row: row["case"]["dtype"],
     "fault": lambda row: row["case"]["fault"],
     "seed": lambda row: str(row["case"]["seed"]),
+    "EP": lambda row: str(of.lanes(row)),
+    "direction": lambda row: schedules.Line(row, "none").direction,
+    "schedule": lambda row: of.option(row, "schedule"),
 }
 BROWSED = ("P", "dtype", "fault", "seed")
 PARAMETER = {"P": "nproc", "M": "m"}  # axes that an experiment calls otherwise

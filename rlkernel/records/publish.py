@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from rlkernel.records import perfetto, trace
 from rlkernel.records.scrub import scrub_all
 from rlkernel.records.store import (
     ROWS,
@@ -21,7 +22,7 @@ from rlkernel.records.store import (
     write_json,
 )
 
-SMALL = 1_000_000  # bytes of samples that a repository may carry for one run
+SMALL = 1_000_000  # bytes of samples, and of traces, that a repository may carry for one run
 
 
 def publish(run_path: Path | str, name: str | None = None, root: Path | None = None) -> Path:
@@ -52,7 +53,11 @@ def publish(run_path: Path | str, name: str | None = None, root: Path | None = N
     try:
         draft.chmod(0o755)
         write_json(draft / RUN, _clean(run))
-        append_lines(draft / ROWS, [_clean(row) for row in record.rows])
+        kept = _traces(record.path / "trace", draft / "trace")
+        rows = [
+            row | {"traces": []} if "traces" in row and not kept else row for row in record.rows
+        ]
+        append_lines(draft / ROWS, [_clean(row) for row in rows])
         if 0 < size <= SMALL:
             append_lines(draft / SAMPLES, [_clean(sample) for sample in record.samples])
         draft.rename(target)
@@ -61,6 +66,27 @@ def publish(run_path: Path | str, name: str | None = None, root: Path | None = N
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return target
+
+
+def _traces(source: Path, target: Path) -> bool:
+    """Traces (*rankN.json.gz) written anew, which leaves out what names a machine; none if large.
+
+    Whether they are there. Raises RecordError for a file that is no trace.
+    """
+    for path in sorted(source.rglob("*.json.gz")):
+        rank = re.search(r"rank(\d+)\.json\.gz$", path.name)
+        try:
+            copy = target / path.relative_to(source)
+            perfetto.merge(copy, {int(rank[1]) if rank else 0: path})
+        except trace.TraceError as error:
+            raise RecordError(f"cannot publish a trace: {error}") from error
+    if sum(path.stat().st_size for path in target.rglob("*.json.gz")) > SMALL:
+        shutil.rmtree(target)
+    return target.exists()
+
+
+def _untraced(row: dict) -> dict:
+    return row | {"traces": []} if "traces" in row else row
 
 
 def _clean(obj: dict) -> dict:

@@ -4,6 +4,7 @@
         run.json        what was asked, what happened; replaced as a whole, never half written
         cases.jsonl     one row a case, appended as the case ends
         samples.jsonl   raw samples, every rank and iteration
+        trace/          rankN.json.gz, what a profiler saw of each rank, where one was asked
         log/rankN.txt   what each rank printed
 
 The folder appears with its run.json in one step. Whoever dies leaves a folder that reads: a torn
@@ -123,10 +124,12 @@ class Record:
     @property
     def exit_code(self) -> int:
         """What the command line ended with, or would have: 0 and 1 for a finished run."""
-        if self.status in ("ok", "skipped"):
+        if self.status == "ok":
             return 0 if self.passed else 1
         code = self.run.get("exit_code")
-        return 137 if code is None else code
+        if code is None:
+            return 1 if self.status == "skipped" else 137
+        return code
 
     @property
     def experiment(self) -> str:

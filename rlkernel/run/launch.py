@@ -18,7 +18,7 @@ from rlkernel.records import machine, store
 from rlkernel.records.keys import digest
 from rlkernel.records.scrub import REPOSITORY, scrub
 from rlkernel.records.store import Record, RunFolder
-from rlkernel.run import blame, lifeline, nodes, plan, remains, watch
+from rlkernel.run import blame, lifeline, nodes, plan, remains, traces, watch
 from rlkernel.run.plan import Plan
 
 MISUSED, CRASHED, TIMED_OUT = 2, 3, 4
@@ -211,6 +211,7 @@ def _copy_known(asked: Plan, folder: RunFolder) -> None:
         if origin not in samples:
             samples[origin] = store.read_lines(folder.path.parent / origin / store.SAMPLES)
         folder.append_samples([s for s in samples[origin] if s["key"] == case.key])
+        row = row | traces.copied(row, folder.path.parent / origin, folder.path)
         folder.append_row(row)
 
 

@@ -133,7 +133,7 @@ def place(
     """
     target = getattr(params, "target", getattr(params, "device", "auto"))
     shared = getattr(params, "transport", "auto") == "gloo"
-    needed = 1 if shared else max(1, max(case.grid.size for case in cases) // nodes)
+    needed = 1 if shared else max(1, -(-max(case.grid.size for case in cases) // nodes))
     usable = _visible(len(environment["gpus"])) if "+cpu" not in (environment["torch"] or "") else 0
     if target == "cuda" and usable < needed:
         return "cuda", f"needs {needed} GPU(s), this machine has {usable} that torch can use"

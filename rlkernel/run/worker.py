@@ -20,7 +20,7 @@ import time
 import traceback
 from pathlib import Path
 
-from rlkernel.run import lifeline
+from rlkernel.run import lifeline, traces
 from rlkernel.run.agent import AGENT_PID
 
 
@@ -51,6 +51,8 @@ def work(spec: dict, folder: Path) -> None:
     experiment = experiments.load(spec["experiment"])
     world = World.join(spec["backend"], spec["peer_timeout_s"], spec["device"])
     home = RunFolder(folder)
+    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1:
+        nodes_alike(world, experiment.__name__)
     for number, item in enumerate(spec["cases"]):
         case = Case.from_dict(item["case"])
         print(f"case {number + 1} of {len(spec['cases'])}: {case.title}", flush=True)
@@ -60,6 +62,8 @@ def work(spec: dict, folder: Path) -> None:
             result = experiment.run(case, comm)
             seconds = time.perf_counter() - began
             samples = result.pop("samples", [])
+            alone = len(spec["cases"]) == 1
+            traces.keep(result.pop("trace", None), folder, traces.name(case, world.rank, alone))
             world.store.set(f"samples/{number}/{world.rank}", json.dumps(samples))
         world.meet(f"case {number} ran", spec["timeout_s"])
         if world.rank == 0:
@@ -73,6 +77,7 @@ def work(spec: dict, folder: Path) -> None:
                     "passed": bool(result["passed"]),
                     "seconds": round(seconds, 6),
                     "paths": comm.paths(),
+                    **traces.of(case, folder, alone),
                     "backend": spec["backend"],
                     "device": spec["device"],
                     "world": world.size,
@@ -82,6 +87,27 @@ def work(spec: dict, folder: Path) -> None:
         # What is done is on disk before anything else begins, and no disk disturbs a measurement.
         world.meet(f"case {number} is written", spec["timeout_s"])
     world.leave()
+
+
+def nodes_alike(world, module: str) -> None:
+    """Raise UsageError on every rank unless all nodes have the same code and libraries."""
+    from rlkernel.experiments.case import UsageError
+    from rlkernel.records import machine
+    from rlkernel.records.source import source_hash
+
+    here = machine.environment()
+    facts = {name: here[name] for name in ("torch", "triton", "nccl")}
+    facts["source"] = source_hash(module)
+    world.store.set(f"node/{world.rank}", json.dumps(facts))
+    world.meet("nodes described", world.timeout_s)
+    for rank in range(world.size):
+        theirs = json.loads(world.store.get(f"node/{rank}"))
+        for name, value in facts.items():
+            if theirs[name] != value:
+                raise UsageError(
+                    f"nodes differ in {name}: rank {world.rank} has {value}, rank {rank} "
+                    f"{theirs[name]}. Every node needs the same software and code"
+                )
 
 
 def _samples(store, number: int, case) -> list[dict]:

@@ -53,3 +53,10 @@ def test_every_station_is_drawn():
     assert [s for s in said if s in ("parameters", "cases", "worker", "record", "page")] == [
         "parameters", "cases", "worker", "record", "page",
     ]  # fmt: skip
+
+
+def test_public_checks_have_no_message_to_draw():
+    case = {"grid": {"dp": 1, "cp": 1, "tp": 1}, "parameters": {"what": "complete block at EP=1"}}
+    more = [*ROWS, {"case": case, "result": {"checks": []}}]
+    assert preflight.cost_table(more) == preflight.cost_table(ROWS)
+    assert preflight.cost_alt(more) == preflight.cost_alt(ROWS)

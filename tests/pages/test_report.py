@@ -20,7 +20,7 @@ from rlkernel.pages import evidence, report
 from rlkernel.run import launch
 
 PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum", "04_determinism")
-PAGES += ("05_ffn_cost", "06_ws2_two_nodes")
+PAGES += ("05_ffn_cost", "06_ws2_two_nodes", "07_overlap")
 TIME = re.compile(r"<time>[^<]*</time>")
 
 

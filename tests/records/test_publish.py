@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlkernel.records import RecordError, RunFolder, find, read
+from rlkernel.records import RecordError, RunFolder, find, read, trace
 from rlkernel.records.publish import SMALL, publish
 from rlkernel.records.scrub import REPOSITORY, scrub, scrub_all
+from tests.records import traces
 
 SECRETS = {
     "home": str(Path.home() / "models" / "x.bin"),
@@ -93,6 +95,27 @@ def test_large_samples_are_left_out_and_that_is_said(run, tmp_path):
     run.append_samples([{"key": "a", "rank": 0, "pad": "x" * SMALL}])
     record = read(publish(run.path, "x", tmp_path))
     assert record.samples == [] and record.run["samples_left_out"] > SMALL
+
+
+def test_traces_are_published_without_their_machine(run, tmp_path, monkeypatch):
+    (run.path / "trace" / "a").mkdir(parents=True)
+    names = [f"trace/a/rank{rank}.json.gz" for rank in (0, 1)]
+    for rank, name in enumerate(names):
+        traces.chunks(rank).write(run.path / name)
+    run.append_row({"key": "a", "passed": True, "traces": names})
+    target = publish(run.path, "x", tmp_path)
+    assert read(target).rows[0]["traces"] == names
+    for rank, path in enumerate(target / name for name in names):
+        text = gzip.decompress(path.read_bytes()).decode()
+        assert "secret-host" not in text and "/home" not in text
+        assert trace.overlap(trace.read(path), traces.MARK)["rank"] == rank
+    (run.path / "trace" / "rank2.json.gz").write_bytes(b"torn")
+    with pytest.raises(RecordError, match="cannot publish a trace: rank2.json.gz is no chrome"):
+        publish(run.path, "y", tmp_path)
+    (run.path / "trace" / "rank2.json.gz").unlink()
+    monkeypatch.setattr("rlkernel.records.publish.SMALL", 100)
+    target = publish(run.path, "z", tmp_path)
+    assert not (target / "trace").exists() and read(target).rows[0]["traces"] == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""`with-sm`: chunks by NCCL (gloo on a CPU), which takes SMs from the GEMMs while it moves bytes.
+
+All ranks give the collectives in one order: every dispatch, then every combine, first chunk to
+last. That is what NCCL needs, and all that its chunks can wait for is the one before.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlkernel.overlap import ladder, path, pipeline
+from rlkernel.overlap.chunks import Messages
+from rlkernel.overlap.layout import layout_of, seam_of
+
+NAME = "with-sm"
+
+
+def forward_ffn(ffn, inputs: Tensor, *, comp_only: bool = False) -> Tensor:
+    """inputs [B, T, D] -> [B, T, D]; the bits of `none`. Raises ValueError for what cannot run."""
+    return forward_chunks(ffn, inputs, comp_only, NAME, by_arrival=False)
+
+
+def forward_chunks(ffn, inputs: Tensor, silent: bool, name: str, by_arrival: bool) -> Tensor:
+    at, comm = layout_of(ffn, inputs), seam_of(ffn, faulty=True)
+    rung = ladder.climb(ffn, at, inputs, silent)
+    scale = getattr(ffn, "comm_scale", 1)
+
+    def open_route(direction: str, slices: tuple[slice, ...]) -> Messages:
+        return Messages(comm, at, slices, inputs, direction, name=name, by_arrival=by_arrival,
+                        silent=silent, scale=scale)  # fmt: skip
+
+    mover = comm.links["ep"].transport.name if at.ranks > 1 else "one rank"
+    path.note(rung.name, name, f"{rung.says} by {mover}")
+    plan = pipeline.Plan(at, rung.slices, rung.backward_slices, rung.stage, open_route)
+    return pipeline.run(ffn, inputs, plan)

@@ -1,0 +1,64 @@
+"""The timing protocol on a CPU: order, warm-up, what is dropped; a meter that reads a stream."""
+
+from __future__ import annotations
+
+import time
+import types
+
+import torch
+
+from rlkernel.collectives.groups import alone
+from rlkernel.overlap import clock
+from rlkernel.overlap.layer import with_ep
+
+
+def test_variants_are_interleaved_and_the_first_round_is_dropped():
+    called = []
+    work = {name: lambda name=name: called.append(name) for name in ("a", "b")}
+    found = clock.interleaved(work, clock.Clock(warmup=2, tests=3, sleep_ms=0), with_ep(alone()))
+    assert called == ["a", "a", "b", "b", *["a", "b"] * 3]
+    assert [(s["variant"], s["round"], s["dropped"]) for s in found] == [
+        (name, n, n == 0) for n in range(3) for name in ("a", "b")
+    ]
+    assert {s["state"] for s in found} == {"cpu"} and found[0]["sm_mhz"] is None
+    (alone_one,) = clock.interleaved(
+        {"a": work["a"]}, clock.Clock(warmup=0, tests=1, sleep_ms=0), with_ep(alone())
+    )
+    assert not alone_one["dropped"], "a lone measurement is kept"
+
+
+def test_a_sample_is_the_time_of_the_call():
+    slow = {"slow": lambda: time.sleep(0.02)}
+    found = clock.interleaved(slow, clock.Clock(0, 2, 0), with_ep(alone()))
+    assert all(20e3 <= s["us"] < 200e3 for s in found)
+
+
+def test_the_pause_is_ahead_of_the_first_sample():
+    begin = time.perf_counter()
+    clock.interleaved({"a": lambda: None}, clock.Clock(0, 1, 30), with_ep(alone()))
+    assert time.perf_counter() - begin >= 0.03
+
+
+def test_defaults_are_the_documented_ones():
+    assert clock.Clock().to_dict() == {
+        "warmup": 50, "tests": 50, "sleep_ms": 10.0, "flush": True, "state": "documented",
+    }  # fmt: skip
+
+
+def test_a_meter_keeps_the_last_line_that_reads(monkeypatch, tmp_path):
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text("#!/bin/sh\necho '1980, 312.5'\necho '[N/A], x'\nexec sleep 60\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(clock.Meter, "_library", lambda self: dict(clock.Meter.UNKNOWN))
+    gpu = types.SimpleNamespace(uuid="0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    with clock.Meter(torch.device("cuda", 0)) as meter:
+        until = time.monotonic() + 10
+        while meter.read()["sm_mhz"] is None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert meter.read() == {"sm_mhz": 1980.0, "power_w": 312.5}
+    assert meter.process.returncode is not None
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with clock.Meter(torch.device("cuda", 0)) as meter:
+        assert meter.read() == clock.Meter.UNKNOWN

@@ -1,0 +1,110 @@
+"""The plugin entry: what it names, what happens to one that delegates, is wrong or is not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlkernel import plugin
+from rlkernel.collectives.groups import alone
+from rlkernel.experiments import a2a_ffn
+from rlkernel.experiments.case import UsageError
+from rlkernel.overlap import measure, schedules
+from tests.overlap import plugins
+from tests.overlap.foreign import ForeignFFN
+from tests.overlap.inputs import drawn, far, layer, trained
+
+
+def row(monkeypatch, name, **given):
+    """What one rank says of `--overlap kernel` under the named plugin."""
+    monkeypatch.setenv(schedules.VARIABLE, name)
+    monkeypatch.setattr(a2a_ffn, "_plugin", lambda: {"plugin": name})
+    asked = {"overlap": ("kernel",), "batch_size": 3, "tokens": 8, "dim": 16, "k": 2, "nproc": (1,)}
+    asked |= {"num_tests": 0, "compile": False, "dtype": "fp32"}
+    (case,) = a2a_ffn.cases(a2a_ffn.Params(**{**asked, **given}))
+    return measure.row(case, alone())
+
+
+def failed(result):
+    return [name for name, held, _, _ in result["checks"] if not held]
+
+
+def test_ours_is_the_default(monkeypatch):
+    monkeypatch.delenv(schedules.VARIABLE, raising=False)
+    assert schedules.plugin() is plugin.forward_ffn
+    result = row(monkeypatch, schedules.DEFAULT, backward=True, check_correctness="bitwise")
+    assert result["passed"], result["checks"]
+    assert result["lines"][0]["rung"] == "chunks"
+
+
+@pytest.mark.parametrize("name", [plugins.STARTER, plugins.RELABELLED])
+def test_one_that_hands_over_is_no_fusion(monkeypatch, name):
+    """The numbers are right; the claim is not."""
+    result = row(monkeypatch, name)
+    assert failed(result) == ["kernel/4: the plugin does not hand over"]
+    value = next(v for n, held, v, _ in result["checks"] if not held)
+    assert "no fusion" in value
+    params = a2a_ffn.Params(overlap=("kernel",))
+    case = {"parameters": {"batch": 3, "tokens": 8, "dim": 16, "k": 2, "backward": False,
+            "block": True}, "grid": {"dp": 1}, "dtype": "fp32", "fault": "none"}  # fmt: skip
+    assert not a2a_ffn.verdict(params, [{"case": case, "result": result}])["passed"]
+
+
+def test_a_wrong_one_fails_the_supplied_check(monkeypatch):
+    result = row(monkeypatch, plugins.WRONG)
+    assert failed(result) == ["kernel/4: forward", "kernel/4: whole batch"]
+
+
+def test_one_of_somebody_elses_is_judged_by_its_values(monkeypatch):
+    result = row(monkeypatch, plugins.OWN, block=False, backward=True)
+    assert result["passed"], result["checks"]
+    assert result["lines"][0]["path"] == "unknown: nothing was noted"
+
+
+@pytest.mark.parametrize(
+    "name, says", [("no.such.module", "cannot be imported"), (plugins.EMPTY, "no forward_ffn")]
+)
+def test_a_missing_one_is_named(monkeypatch, name, says):
+    monkeypatch.setenv(schedules.VARIABLE, name)
+    with pytest.raises(schedules.PluginError, match=says):
+        layer(4, 16, 2)(drawn(0, 2, 4, 16), "kernel")
+
+
+def test_one_that_cannot_be_found_is_bad_usage_before_a_launch(monkeypatch):
+    for name in ("no_such_module", "rlkernel.no_such_module", "no.such.parent"):
+        monkeypatch.setenv(schedules.VARIABLE, name)
+        with pytest.raises(UsageError, match=f"{name} cannot be found"):
+            a2a_ffn.cases(a2a_ffn.Params(overlap=("kernel",)))
+    assert a2a_ffn.cases(a2a_ffn.Params(overlap=("with-sm",)))
+
+
+def test_another_plugin_is_another_case(monkeypatch):
+    keys = set()
+    for name in ("rlkernel.plugin", "tests.overlap.plugins"):
+        monkeypatch.setenv(schedules.VARIABLE, name)
+        (case,) = a2a_ffn.cases(a2a_ffn.Params(overlap=("kernel",)))
+        assert case.parameters["plugin"] == name
+        keys.add(case.key)
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=str)
+def test_it_works_on_any_ffn_with_the_named_attributes(dtype, limit):
+    ffn = ForeignFFN(8, 16, 3, dtype=dtype)
+    x, dy = drawn(0, 5, 8, 16, dtype=dtype), drawn(1, 5, 8, 16, dtype=dtype)
+    before = x.clone()
+    got = trained(lambda x: plugin.forward_ffn(ffn, x), ffn, x, dy)
+    wanted = trained(ffn, ffn, x, dy)
+    assert torch.equal(got["output"], wanted["output"]) and torch.equal(x, before)
+    assert not far(got, wanted, limit)
+
+
+def test_it_needs_neither_jupyter_nor_matplotlib(root):
+    code = "import sys, rlkernel.plugin; print(sorted(m.split('.')[0] for m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert "torch" in done.stdout
+    for name in ("matplotlib", "IPython", "ipykernel", "papermill", "nbconvert"):
+        assert name not in done.stdout

@@ -1,0 +1,31 @@
+"""The checks of ranks.py, one test each, from one launch of eight real ranks under torchrun."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.eight_ranks import launch
+
+PROGRAM = Path(__file__).with_name("ranks.py")
+NAMES = [
+    node.name
+    for file in ("values.py", "chunked.py")
+    for node in ast.parse(PROGRAM.with_name(file).read_text()).body
+    if isinstance(node, ast.FunctionDef) and "check" in map(ast.unparse, node.decorator_list)
+]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    return launch(PROGRAM, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_every_rank(reports, name):
+    broken = [f"rank {rank}:\n{said[name]}" for rank, said in reports.items() if said[name]]
+    assert not broken, "\n".join(broken)
+
+
+def test_checks_were_found():
+    assert len(NAMES) > 10
