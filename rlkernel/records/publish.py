@@ -85,10 +85,6 @@ def _traces(source: Path, target: Path) -> bool:
     return target.exists()
 
 
-def _untraced(row: dict) -> dict:
-    return row | {"traces": []} if "traces" in row else row
-
-
 def _clean(obj: dict) -> dict:
     """Scrubbed, and proven to be JSON still."""
     return json.loads(json.dumps(scrub_all(obj)))

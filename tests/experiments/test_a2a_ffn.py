@@ -19,7 +19,7 @@ from rlkernel import records
 from rlkernel.experiments import a2a_ffn, matrix, preflight, public
 from rlkernel.experiments.case import UsageError, bare_flags, parse_params
 from rlkernel.records import source
-from rlkernel.run import traces
+from rlkernel.run import launch, traces
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "--batch-size 4 --tokens 16 --dim 128 --k 2 --no-compile --warmup 1 --num-tests 3".split()
