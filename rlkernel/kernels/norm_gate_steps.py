@@ -21,8 +21,6 @@ if INTERPRETED:
         """BF16, FP16 or FP32 -> FP32, exact."""
         return x.to(tl.float32) if x.dtype == tl.float16 else to_fp32(x)
 
-    again = wide
-
     def plus(x, y):
         """x + y in their dtype, rounded once."""
         return narrow(wide(x, "cpu") + wide(y, "cpu"), x.dtype)
@@ -41,17 +39,6 @@ else:
             return tl.inline_asm_elementwise(
                 "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
                 "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2,
-            )  # fmt: skip
-        else:
-            return x.to(tl.float32)
-
-    @triton.jit
-    def again(x, ARCH: tl.constexpr):
-        """wide(x), once more: the compiler does not keep the first result in registers."""
-        if ARCH == "cuda" and x.dtype == tl.bfloat16:
-            return tl.inline_asm_elementwise(
-                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-                "=r,=r,r", [x], dtype=tl.float32, is_pure=False, pack=2,
             )  # fmt: skip
         else:
             return x.to(tl.float32)
@@ -127,18 +114,11 @@ def silu(g, SHORT: tl.constexpr, ARCH: tl.constexpr):
         return swiglu.silu(g)
 
 
-# In a gradient any dtype may take the short formula: its bits are nobody's but ours.
-
-
 @triton.jit
-def sigmoid(g, ARCH: tl.constexpr):
-    """1 / (1 + exp(-g)) of an FP32 tile, to a few units in the last place."""
-    return reciprocal(1.0 + tl.exp2(g * -LOG2E), ARCH)
-
-
-@triton.jit
-def silu_gradient(ds, g, ARCH: tl.constexpr):
+def silu_gradient(ds, g, SHORT: tl.constexpr, ARCH: tl.constexpr):
     """ds times the derivative of silu at g, FP32."""
-    sig = sigmoid(g, ARCH)
-    value = g * sig
-    return ds * tl.fma(-value, sig, value + sig)
+    if SHORT:
+        sig = reciprocal(1.0 + tl.exp2(g * -LOG2E), ARCH)
+        return ds * sig * tl.fma(g, 1.0 - sig, 1.0)
+    else:
+        return swiglu.silu_gradient(ds, g)

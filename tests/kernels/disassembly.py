@@ -10,7 +10,7 @@ from pathlib import Path
 import triton
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-SASS = ("HGMMA", "HMMA", "UTMALDG", "LDGSTS", "UBLKPF", "HADD2", "HFMA2", "LDL", "STL")
+SASS = ("HGMMA", "HMMA", "UTMALDG", "LDGSTS", "HADD2", "HFMA2", "LDL", "STL")
 
 
 def describe(compiled) -> dict[str, object]:
