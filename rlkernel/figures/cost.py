@@ -71,7 +71,7 @@ def curves(found: dict[str, list[dict]], title: str):
     panels[-1].set_xlabel("rows of the batch M")
     marks = [Line2D([], [], label=c, markersize=5, **contracts.look(c)) for c in found]
     marks += [Line2D([], [], label=name, **OPPONENTS.get(name, {})) for name in names]
-    figure.legend(handles=marks, loc="outside upper right", ncols=len(marks), frameon=False,
+    figure.legend(handles=marks, loc="outside upper right", ncols=min(4, len(marks)), frameon=False,
                   fontsize=8.5)  # fmt: skip
     return figure
 
@@ -205,7 +205,7 @@ def gemm_cost(rows: Rows):
     marks = [
         Line2D([], [], linestyle="", markersize=6, label=c, **contracts.look(c)) for c in named
     ]
-    figure.legend(handles=marks, loc="outside upper right", ncols=len(marks), frameon=False,
+    figure.legend(handles=marks, loc="outside upper right", ncols=min(4, len(marks)), frameon=False,
                   fontsize=8.5)  # fmt: skip
     return figure
 

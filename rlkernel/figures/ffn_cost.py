@@ -109,7 +109,7 @@ def per_layout(rows: Rows):
             axes.set_title(f"{KINDS[kind]}, M = {m:,}")
     figure.supylabel("ours, slowest rank / official on one", fontsize=9, color=style.MUTED)
     marks = [Line2D([], [], ls="", markersize=6, label=c, **contracts.look(c)) for c in named]
-    figure.legend(handles=marks, loc="outside upper right", ncols=len(marks), frameon=False,
+    figure.legend(handles=marks, loc="outside upper right", ncols=min(4, len(marks)), frameon=False,
                   fontsize=8.5)  # fmt: skip
     return figure
 
@@ -265,7 +265,7 @@ def roofline(rows: Rows):
     named = list(dict.fromkeys(line["contract"] for _, line in found))
     marks = [Line2D([], [], ls="", markersize=6, label=c, **contracts.look(c)) for c in named]
     marks.append(Line2D([], [], ls="", markersize=10, label="official", **bar))
-    figure.legend(handles=marks, loc="outside upper right", ncols=len(marks), frameon=False,
+    figure.legend(handles=marks, loc="outside upper right", ncols=min(4, len(marks)), frameon=False,
                   fontsize=8.5)  # fmt: skip
     return figure
 

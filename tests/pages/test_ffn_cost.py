@@ -28,7 +28,7 @@ def test_plain_calls_and_graphs_are_two_questions(results):
         asked = {"size": "qwen3", "what": ("train",), "graph": graph, "gpus": 1}
         found = evidence.get("det-ffn", run=str(home), **asked)
         assert found.local.path.name == wanted
-    assert "--graph False" in found.command
+    assert "--graph false" in found.command
 
 
 def test_two_records_in_one_drawing_without_a_second_box(results):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlkernel.pages import evidence, readme
+from rlkernel.pages import costs, evidence, readme
 from tests.figures import products
 from tests.pages.test_show import record
 
@@ -32,9 +32,9 @@ def test_writes_the_block_and_only_the_block(tree):
     text = (tree / "README.md").read_text()
     assert text.startswith("# A\n\nbefore\n\n") and text.endswith("\n\nafter\n")
     assert "stray" not in text and readme.STALE not in text
-    line = next(x for x in text.splitlines() if "equivalent" in x)
+    line = next(x for x in text.splitlines() if "/cpu`" in x)
     assert line == (
-        "| tp-swiglu | <equivalent> | 1 of 1 | P=2: 1.5e-08 of 1e-07 | 2-core x86-64 CPU "
+        "| tp-swiglu | 1 of 2 | P=2: 1.5e-08 of 1e-07 | 2-core x86-64 CPU "
         "| `results/published/tp-swiglu/cpu` |"
     )
     assert (tree / readme.PICTURE).read_bytes().startswith(b"\x89PNG")
@@ -48,7 +48,7 @@ def test_check_is_content_and_a_second_time_changes_nothing(tree):
 
 @pytest.mark.parametrize(
     "old, new",
-    [("1.5e-08", "1.4e-08"), ("caught | 0 of", "caught | 1 of"), ("2-core", "9-core")],
+    [("1.5e-08", "1.4e-08"), ("| 1 of 2 |", "| 2 of 2 |"), ("2-core", "9-core")],
 )
 def test_an_edited_number_is_found(tree, old, new, capsys):
     edit(tree, old, new)
@@ -76,7 +76,7 @@ def test_stale_is_marked_and_is_no_failure(tree, monkeypatch):
     assert readme.update(check=True, root=tree) == 0  # the mark is not there yet
     assert readme.update(root=tree) == 0
     text = (tree / "README.md").read_text()
-    assert text.count(f"`results/published/tp-swiglu/cpu`{readme.STALE} |") == 2
+    assert text.count(f"`results/published/tp-swiglu/cpu`{readme.STALE} |") == 1
     assert readme.update(check=True, root=tree) == 0
 
 
@@ -91,7 +91,7 @@ def test_this_readme_is_what_the_records_say(root):
     assert readme.update(check=True, root=root) == 0
 
 
-def test_many_checks_of_a_kind_are_one_line_with_the_closest(tree):
+def test_the_checks_of_a_record_are_one_line_with_the_closest(tree):
     home = tree / "results" / "published" / "tp-swiglu"
     checks = [
         {"name": f"P={p}: equivalent", "passed": p < 4, "value": f"dX {p}e-8", "limit": "1e-7",
@@ -102,9 +102,8 @@ def test_many_checks_of_a_kind_are_one_line_with_the_closest(tree):
     checks += [{"name": f"P={p}: caught", **caught} for p in (1, 2)]
     record(home / "many", verdict={"passed": False, "checks": checks})
     assert readme.update(root=tree) == 0
-    lines = [x for x in (tree / "README.md").read_text().splitlines() if "/many`" in x]
-    assert lines[0].startswith("| tp-swiglu | equivalent | 2 of 3 | P=8: dX 8e-8 of 1e-7 |")
-    assert lines[1].startswith("| tp-swiglu | caught | 2 of 2 |  |")
+    (line,) = [x for x in (tree / "README.md").read_text().splitlines() if "/many`" in x]
+    assert line.startswith("| tp-swiglu | 4 of 5 | P=8: dX 8e-8 of 1e-7 |")
 
 
 def test_what_the_ffn_costs_is_read_from_a_timed_record(tree):
@@ -115,16 +114,26 @@ def test_what_the_ffn_costs_is_read_from_a_timed_record(tree):
         "machine_label": "one GPU",
         "experiment": "det-ffn",
         "path": path,
-        "run": {},
+        "run": {"parameters": {"graph": True}},
         "source": "",
     }
     timed = SimpleNamespace(rows=[products.ffn(8), products.ffn(1)], **label)
     (line,) = [x for x in products.ffn(8)["result"]["lines"] if x["contract"] == "chain"]
-    text = readme._cost(timed)
+    text = costs.forward([timed])
     rows = [t for t in text if t.startswith(("| 1 |", "| 8 |"))]
     assert len(rows) == 2 and rows[0].startswith("| 1 |")
     assert f" {line['official_us']:.1f} " in rows[1] and f" {line['median_us']:.1f} " in rows[1]
     assert f" {line['ratios']['official']['median']:.3f} |" in rows[1]
     assert any("`results/published/det-ffn/gpu`" in t and "one GPU" in t for t in text)
     untimed = SimpleNamespace(rows=[products.ffn(8, timed=False)], **label)
-    assert readme._timed([untimed]) is None and readme._timed([untimed, timed]) is timed
+    assert costs.timed([untimed]) is None and costs.timed([untimed, timed]) is timed
+
+
+def test_steps_layouts_and_sums_are_told_by_their_own_records(root):
+    """Of this repository: a row an M, a layout and M, a message."""
+    found = readme._published(root)
+    for make, first in ((costs.step, "| 1 |"), (costs.two_gpus, "| tp2 |"), (costs.sums, "| 16 |")):
+        text = make(found)
+        assert any(line.startswith(first) for line in text), make.__name__
+        assert "From `results/published/" in text[-1]
+        assert make([]) == []

@@ -88,8 +88,6 @@ def test_what_this_machine_cannot_measure_is_a_box_with_its_command(built):
         "01_tp_swiglu": "2 GPUs",
         "04_determinism": "1 GPU",
         "05_ffn_cost": "2 GPUs",
-
-
         "06_ws2_two_nodes": "2 GPUs",
     }.items():
         text = Page(read(built.folder, name)).text

@@ -84,7 +84,8 @@ def test_the_determinism_page_shows_what_it_must(built):
     }
     census = next(alt for alt in page.alts if alt.startswith("Census"))
     compared = re.findall(r"(\S+): (\d+) / (\d+) differ", census)
-    assert [name for name, *_ in compared] == ["tree8.bf16", "tree8.fp32", "tree2.bf16", "chain"]
+    named = ["tree8.bf16", "tree8.fp32", "tree2.bf16", "chain", "gate/up"]
+    assert [name for name, *_ in compared] == named
     assert all(wrong == "0" and int(count) >= 50 for _, wrong, count in compared)
 
 
@@ -95,8 +96,8 @@ def test_the_cost_page_shows_what_it_must(built):
         "no-grad: the training forward's bits",
         "Two fresh processes get one hash",
         "--layout tp4 --fault left-fold",
-        "--what time --layout tp2,tp2_sp",
-        "--what train --graph False",
+        "--layout tp2,tp2_sp --what time --transport nccl",
+        "--what train --graph false",
         "NOT COVERED",
     ):
         assert text in page.text, text

@@ -1,0 +1,125 @@
+"""Tables of README.md that say what things cost, each from the latest record that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlkernel.pages import evidence
+from rlkernel.records import Record
+
+STALE = " (stale)"
+
+
+def source(record: Record) -> str:
+    """Where a number comes from, marked when the code has changed since."""
+    mark = STALE if evidence.is_stale(record) else ""
+    return f"`results/published/{record.experiment}/{record.path.name}`{mark}"
+
+
+def timed(found: list[Record]) -> Record | None:
+    """The record of the forward, timed beside the official layer under every contract."""
+    return _latest(found, "det-ffn", lambda row: _lines(row, "ffn"), graph=True)
+
+
+def forward(found: list[Record]) -> list[str]:
+    """Time of a forward over the official layer's, M by M."""
+    record = timed(found)
+    if record is None:
+        return []
+    what = "Forward of the FFN, {}, hot, CUDA graphs on all sides, medians; ratios paired by call."
+    return _by_m(record, "ffn", what)
+
+
+def step(found: list[Record]) -> list[str]:
+    """The same of forward + backward, under the contracts that a layer has."""
+    record = _latest(found, "det-ffn", lambda row: _lines(row, "train"), graph=True)
+    if record is None:
+        return []
+    what = "Forward + backward (dX and all three dW), {}, measured in the same way."
+    return _by_m(record, "train", what, most=3)
+
+
+def two_gpus(found: list[Record]) -> list[str]:
+    """Layouts of two ranks over the faster official layer on one GPU."""
+    record = _latest(found, "det-ffn", lambda row: _lines(row, "time"))
+    if record is None:
+        return []
+    body = []
+    for row in record.rows:
+        at, told = row["case"]["parameters"], {}
+        for line in _lines(row, "time"):
+            if line.get("mode") == "graph":
+                told.setdefault(line["operator"], line)
+        cells = [
+            text
+            for kind in ("forward", "step")
+            for text in (f"{told[kind]['median_us']:.1f}", f"{told[kind]['ratio']['median']:.3f}")
+        ]
+        body.append([at["layout"], f"{at['m']:,}", *cells])
+    heads = ["forward, us", "/ official on one GPU", "step, us", "/ official on one GPU"]
+    return [
+        *_table(["layout", "M", *heads], body),
+        "",
+        "Wall time of the slowest rank, CUDA graphs on both sides, over the faster of the plain "
+        f"and the compiled official layer. From {source(record)}, {record.machine_label}.",
+    ]
+
+
+def sums(found: list[Record]) -> list[str]:
+    """One tree all-reduce over the library's, by message size."""
+    record = _latest(found, "wire", lambda row: row["result"].get("lines"))
+    if record is None:
+        return []
+    body = []
+    for row in record.rows:
+        told = {x["variant"]: x for x in row["result"]["lines"] if x["graph"]}
+        ours, theirs = told["this transport"], told["library"]
+        body.append([f"{ours['message'] // 1024:,}", f"{theirs['median_us']:.1f}",
+                     f"{ours['median_us']:.1f}", f"{ours['ratio']['median']:.3f}"])  # fmt: skip
+    heads = ["all-reduce, KiB", "NCCL, us", "tree by symmetric memory, us", "tree / NCCL"]
+    return [*_table(heads, body), "", f"From {source(record)}, {record.machine_label}."]
+
+
+def _latest(
+    found: list[Record], experiment: str, has: Callable[[dict], object], **asked
+) -> Record | None:
+    chosen = [
+        record
+        for record in found
+        if record.experiment == experiment
+        and all(record.run.get("parameters", {}).get(k, v) == v for k, v in asked.items())
+        and any(has(row) for row in record.rows)
+    ]
+    return max(chosen, key=lambda record: record.run.get("started", ""), default=None)
+
+
+def _lines(row: dict, what: str) -> list[dict]:
+    """A row's lines that were timed beside the official layer."""
+    if row["case"]["parameters"].get("what") != what:
+        return []
+    return [line for line in row["result"].get("lines", ()) if "official" in line.get("ratios", {})]
+
+
+def _by_m(record: Record, what: str, text: str, most: int | None = None) -> list[str]:
+    rows = [row for row in record.rows if _lines(row, what)]
+    contracts = [line["contract"] for line in _lines(rows[0], what)][:most]
+    body = []
+    for row in sorted(rows, key=lambda r: r["case"]["parameters"]["m"]):
+        told = {line["contract"]: line for line in _lines(row, what)}
+        theirs = next(iter(told.values()))["official_us"]
+        ratios = [told[c]["ratios"]["official"]["median"] for c in contracts]
+        body.append([
+            f"{row['case']['parameters']['m']:,}", f"{theirs:.1f}",
+            *(f"{told[c]['median_us']:.1f}" for c in contracts), *(f"{x:.3f}" for x in ratios),
+        ])  # fmt: skip
+    heads = ["M", "official, us", *(f"{c}, us" for c in contracts)]
+    heads += [f"{c} / official" for c in contracts]
+    at = rows[0]["case"]["parameters"]
+    size = f"H={at['hidden']}, I={at['intermediate']}, BF16"
+    return [*_table(heads, body), "",
+            f"{text.format(size)} From {source(record)}, {record.machine_label}."]  # fmt: skip
+
+
+def _table(heads: list[str], body: list[list[str]]) -> list[str]:
+    return ["", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|",
+            *("| " + " | ".join(cells) + " |" for cells in body)]  # fmt: skip
