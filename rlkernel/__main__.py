@@ -90,7 +90,8 @@ def overview() -> str:
 
 def run_experiment(name: str, rest: list[str], argv: list[str]) -> int:
     module = _load(name)
-    options = _parse(experiment_parser(name, module), bare_flags(module.Params, rest))
+    words = bare_flags(module.Params, rest) if rest else rest
+    options = _parse(experiment_parser(name, module), words)
     given = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(module.Params)

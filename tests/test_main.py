@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 import rlkernel.__main__ as command_line
-from rlkernel.experiments.case import param
+from rlkernel import experiments
+from rlkernel.experiments.case import UsageError, param
 from rlkernel.records import RunFolder, read
 from rlkernel.run import launch
 from tests.run.launching import TOY, Marked, folders
@@ -243,3 +244,15 @@ def test_commands_are_handed_to_the_pages(monkeypatch, word, module, function):
     monkeypatch.setitem(sys.modules, "rlkernel.pages", pages)
     monkeypatch.setitem(sys.modules, f"rlkernel.pages.{module}", fake)
     assert command_line.main([word, "--x", "1"]) == 7
+
+
+@pytest.mark.parametrize("name", experiments.NAMES)
+def test_an_experiment_needs_no_flag(name, monkeypatch, capsys):
+    """Its defaults reach the launcher; nothing is launched here."""
+
+    def measure(experiment, params, **_):
+        raise UsageError(f"{experiment} reached the launcher")
+
+    monkeypatch.setattr("rlkernel.run.launch.measure", measure)
+    assert command_line.main([name]) == 2
+    assert f"{name} reached the launcher" in capsys.readouterr().err

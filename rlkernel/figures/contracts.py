@@ -22,8 +22,10 @@ def contracts(rows: Rows) -> list[str]:
 
 def look(contract: str) -> dict:
     """Colour and mark of a contract, the same in every figure."""
-    known = ALL.index(contract) if contract in ALL else len(ALL)
-    return {"color": style.CONTRACTS[known], "marker": "osD^v"[known]}
+    weight, _, tokens = contract.partition("/tokens:")
+    known = ALL.index(weight) if weight in ALL else len(ALL)
+    # Fewer leaves of tokens: the colour of the features' tree, another mark.
+    return {"color": style.CONTRACTS[known], "marker": "v" if tokens else "osD^v"[known]}
 
 
 def about(rows: Rows, what: str) -> list[dict]:

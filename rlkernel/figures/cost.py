@@ -82,8 +82,8 @@ def _latency(axes, found, names) -> None:
     bottom = min(floor) / 1.6
     axes.fill_between(ms, floor, bottom, color=style.WHOLE, lw=0, zorder=0)
     axes.text(
-        0.98, 0.08, "faster than this device\ncan move or multiply", ha="right", va="bottom",
-        fontsize=8.5, color=style.MUTED, transform=axes.transAxes,
+        0.98, 0.08, "below this device's own copy\nand best library product", ha="right",
+        va="bottom", fontsize=8.5, color=style.MUTED, transform=axes.transAxes,
     )  # fmt: skip
     for name in names:
         at = [(line["m"], line[f"{name}_us"]) for line in first if f"{name}_us" in line]

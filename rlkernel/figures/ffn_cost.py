@@ -192,7 +192,8 @@ PER_LAYOUT = Plot(
     per_layout_table,
     "All ranks start at one instant; a sample is the wall time of the slowest. Theirs: the faster "
     "of the plain and the compiled official layer, whole on every rank, in the same rounds. "
-    "Filled: CUDA graphs on both sides, open: plain calls on both. Floor: without communication.",
+    "Filled: CUDA graphs on both sides, open: plain calls on both. The table's floor is without "
+    "communication.",
 )
 
 
