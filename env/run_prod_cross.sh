@@ -10,8 +10,9 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 export NNODES="${NNODES:-2}"
-export NODE_RANK="${NODE_RANK:?say which node this is: NODE_RANK=0 or 1}"
-export MASTER_ADDR="${MASTER_ADDR:?say where node 0 is: MASTER_ADDR=its IP address as others reach it}"
+need() { [ -n "${!1:-}" ] || { echo "$1 is not set: $2" >&2; exit 2; }; export "${1?}"; }
+need NODE_RANK "say which node this is, NODE_RANK=0 or 1"
+need MASTER_ADDR "say where node 0 is, MASTER_ADDR=its IP address as the others reach it"
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"
 export TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
 exec "${PYTHON:-python}" -m rlkernel a2a-ffn --nproc "$((NNODES * ${NPROC:-8}))" "$@"

@@ -32,6 +32,7 @@ ONE, NAMESPACES, LOOPBACK, APART = (
     "agents started apart, one for each of NNODES",
 )
 PORT = 29500
+NUMBERS = (("NNODES", 1), ("NODE_RANK", 0), ("MASTER_PORT", PORT))
 STEP_S = 10  # for a command that changes the network
 
 
@@ -66,14 +67,19 @@ class Nodes:
 def asked() -> tuple[int, int]:
     """(NNODES, NODE_RANK) of the environment. Raises UsageError for what cannot be."""
     try:
-        count, rank = (int(os.environ.get(n, d)) for n, d in (("NNODES", "1"), ("NODE_RANK", "0")))
+        count, rank, _ = (int(os.environ.get(name) or default) for name, default in NUMBERS)
     except ValueError:
-        raise UsageError("NNODES and NODE_RANK must be numbers") from None
+        raise UsageError("NNODES, NODE_RANK and MASTER_PORT must be numbers") from None
     if count < 1 or not 0 <= rank < count:
         raise UsageError(f"NODE_RANK={rank} is not possible with NNODES={count}")
     if count > 1 and not os.environ.get("MASTER_ADDR"):
         raise UsageError("NNODES > 1 needs MASTER_ADDR, the address of node 0")
     return count, rank
+
+
+def apart(run: dict) -> bool:
+    """Whether the agents of this record were started apart, on as many machines or not."""
+    return (run.get("topology") or {}).get("agents") == APART
 
 
 def check(worlds: Iterable[int]) -> None:
@@ -94,7 +100,7 @@ def made(wanted: int, world: int, device: str, number: int = 0) -> Iterator[Node
     if count > 1:
         check([world])
         address = os.environ["MASTER_ADDR"]
-        port = int(os.environ.get("MASTER_PORT", PORT)) + number
+        port = int(os.environ.get("MASTER_PORT") or PORT) + number
         yield Nodes(APART, count, (Agent(rank),), address, port)
     elif wanted == 1:
         yield Nodes(ONE, 1, (Agent(),))

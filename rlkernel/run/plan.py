@@ -114,7 +114,8 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
     done: dict[str, dict] = {}
     complete = None
     if not force:
-        earlier = store.find(module.NAME, root)
+        # What ran over several machines is no answer for this one, by itself.
+        earlier = [r for r in store.find(module.NAME, root) if not nodes.apart(r.run)]
         complete = _complete(earlier, as_json(params), reuse)
         done = _known(earlier, cases, reuse)
     return Plan(

@@ -52,7 +52,7 @@ def work(spec: dict, folder: Path) -> None:
     world = World.join(spec["backend"], spec["peer_timeout_s"], spec["device"])
     home = RunFolder(folder)
     if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1:
-        nodes_alike(world, experiment.__name__)
+        nodes_alike(world, experiment.__name__, [item["case"] for item in spec["cases"]])
     for number, item in enumerate(spec["cases"]):
         case = Case.from_dict(item["case"])
         print(f"case {number + 1} of {len(spec['cases'])}: {case.title}", flush=True)
@@ -89,15 +89,16 @@ def work(spec: dict, folder: Path) -> None:
     world.leave()
 
 
-def nodes_alike(world, module: str) -> None:
-    """Raise UsageError on every rank unless all nodes have the same code and libraries."""
+def nodes_alike(world, module: str, cases: list[dict]) -> None:
+    """Raise UsageError on every rank unless all nodes have the same code, libraries and cases."""
     from rlkernel.experiments.case import UsageError
     from rlkernel.records import machine
+    from rlkernel.records.keys import digest
     from rlkernel.records.source import source_hash
 
     here = machine.environment()
     facts = {name: here[name] for name in ("torch", "triton", "nccl")}
-    facts["source"] = source_hash(module)
+    facts |= {"source": source_hash(module), "what was asked for": digest(cases)}
     world.store.set(f"node/{world.rank}", json.dumps(facts))
     world.meet("nodes described", world.timeout_s)
     for rank in range(world.size):
@@ -106,7 +107,7 @@ def nodes_alike(world, module: str) -> None:
             if theirs[name] != value:
                 raise UsageError(
                     f"nodes differ in {name}: rank {world.rank} has {value}, rank {rank} "
-                    f"{theirs[name]}. Every node needs the same software and code"
+                    f"{theirs[name]}. Every node needs the same software, code and flags"
                 )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rlkernel import records
 from rlkernel.experiments.case import UsageError
-from rlkernel.run import worker
+from rlkernel.run import plan, worker
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = "--batch-size 2 --tokens 4 --dim 16 --k 2 --no-compile --warmup 1 --num-tests 2".split()
@@ -50,6 +50,9 @@ def test_two_nodes_by_two_agents(tmp_path):
     record = next(r for r in records.find("a2a-ffn", homes[0]) if r.status == "ok")
     assert record.passed and "started apart" in record.run["topology"]["agents"]
     assert record.rows[0]["result"]["lines"][0]["rung"] == "chunks"
+    asked = record.run["parameters"]
+    again = plan.make("a2a-ffn", asked, homes[0], force=False)
+    assert again.complete is None and not again.done, "one machine has to measure by itself"
 
 
 def test_one_node(tmp_path):
@@ -62,7 +65,7 @@ def test_cross_needs_to_know_where_it_is(tmp_path):
     for missing, env in (("NODE_RANK", {}), ("MASTER_ADDR", {"NODE_RANK": "0"})):
         node = run("run_prod_cross.sh", tmp_path, **env)
         _, errors = node.communicate(timeout=20)
-        assert node.returncode != 0 and missing in errors
+        assert node.returncode == 2 and missing in errors
 
 
 def test_nodes_that_differ_are_refused_by_name():
@@ -79,13 +82,14 @@ def test_nodes_that_differ_are_refused_by_name():
     for other, says in (
         ({"torch": "2.6.0"}, "nodes differ in torch: rank 0 has .*, rank 1 2.6.0"),
         ({"source": "0"}, "nodes differ in source"),
+        ({"what was asked for": "0"}, "nodes differ in what was asked for"),
     ):
         world = World()
         world.other = other
         with pytest.raises(UsageError, match=says):
-            worker.nodes_alike(world, "rlkernel.experiments.a2a_ffn")
+            worker.nodes_alike(world, "rlkernel.experiments.a2a_ffn", [])
     world.other = {}
-    worker.nodes_alike(world, "rlkernel.experiments.a2a_ffn")
+    worker.nodes_alike(world, "rlkernel.experiments.a2a_ffn", [])
 
 
 def test_the_door_to_the_public_check_is_short():

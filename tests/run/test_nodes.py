@@ -88,7 +88,8 @@ def test_one_of_several_machines(monkeypatch):
     assert found.describe()["nodes"] == "as the ranks found them", "they may share a machine"
     with pytest.raises(UsageError, match="3 rank\\(s\\) do not divide over NNODES=2"):
         made(2, 3, "cpu")
-    for name, value, says in (("NODE_RANK", "2", "NODE_RANK=2"), ("NNODES", "two", "numbers")):
+    for name, value, says in (("NODE_RANK", "2", "NODE_RANK=2"), ("NNODES", "two", "numbers"),
+                              ("MASTER_PORT", "abc", "MASTER_PORT must be numbers")):  # fmt: skip
         monkeypatch.setenv(name, value)
         with pytest.raises(UsageError, match=says):
             nodes.asked()
@@ -119,3 +120,9 @@ def test_a_launch_for_each_world_and_environment():
     env = {"NCCL_ALGO": "Tree"}
     asked = worlds(environment=lambda case: env if case.seed else {})
     assert asked == [(4, 3, {}), (4, 3, env)]
+
+
+def test_what_ran_apart_is_no_answer_for_one_machine():
+    assert nodes.apart({"topology": nodes.Nodes(nodes.APART, 2, ()).describe()})
+    assert not nodes.apart({"topology": nodes.Nodes(nodes.LOOPBACK, 2, ()).describe()})
+    assert not nodes.apart({"topology": {"nodes": 1}}) and not nodes.apart({})
