@@ -15,6 +15,7 @@ rarely the cause:
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 GUILTY, VICTIM, ENDED, FINISHED = "guilty", "victim", "ended", "finished"
@@ -47,16 +48,24 @@ class Judgement:
         return next(failure for failure in self.failures if failure["rank"] == rank)
 
 
-def judge(world: int, fates: list[Fate]) -> Judgement:
-    """A reason for each of `world` ranks; ranks without a fate ended well."""
+def judge(world: int, fates: list[Fate], away: Collection[int] = ()) -> Judgement:
+    """A reason for each of `world` ranks; ranks without a fate ended well.
+
+    away: ranks of other nodes, whose agents tell nobody here how they ended; one that its peers
+    miss is guilty.
+    """
     known = {fate.rank: fate for fate in fates}
     guilty = sorted((fate for fate in fates if _acted(fate)), key=_first)
     if not guilty:
-        guilty = [known[rank] for rank in _suspects(fates) if rank in known] or fates[:1]
+        suspects = [rank for rank in _suspects(fates) if rank in known or rank in away]
+        guilty = [known.get(rank, Fate(rank, 0)) for rank in suspects] or fates[:1]
     names = [fate.rank for fate in guilty]
     because = f"rank {names[0]} failed" if names else "a rank failed"
     failures = [
-        _entry(rank, known.get(rank), rank in names, because) for rank in range(world)
+        _away(rank, rank in names)
+        if rank in away and rank not in known
+        else _entry(rank, known.get(rank), rank in names, because)
+        for rank in range(world)
     ]
     return Judgement(failures, names)
 
@@ -107,6 +116,14 @@ def _suspects(fates: list[Fate]) -> list[int]:
     if votes:
         return sorted(votes, key=lambda rank: (-votes[rank], rank))
     return [fate.rank for fate in complained[:1]]
+
+
+def _away(rank: int, guilty: bool) -> dict:
+    reason = "ran on another node, which alone knows how it ended"
+    if guilty:
+        reason = "did not answer its peers; it " + reason
+    status = GUILTY if guilty else ENDED
+    return {"rank": rank, "status": status, "reason": reason, "traceback": None}
 
 
 def _entry(rank: int, fate: Fate | None, guilty: bool, because: str) -> dict:

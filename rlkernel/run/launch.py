@@ -306,9 +306,9 @@ def _fail_by_rank(asked: Plan, folder: RunFolder, failures: list[dict], seconds:
         blame.Fate(**failure, stack=remains.stack(folder.path, failure["rank"]))
         for failure in failures
     ]
-    judgement = blame.judge(asked.last_world, fates)
+    judgement = blame.judge(asked.last_world, fates, nodes.away(asked.last_world))
     first = judgement.of(judgement.guilty[0])
-    error = next(fate.error for fate in fates if fate.rank == first["rank"])
+    error = next((fate.error for fate in fates if fate.rank == first["rank"]), None)
     if error and error.get("usage"):
         reason = f"bad usage, says rank {first['rank']} of {asked.last_world}: {error['message']}"
         return _fail(asked, folder, "crashed", MISUSED, reason, seconds, judgement.failures)

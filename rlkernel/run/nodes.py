@@ -82,6 +82,13 @@ def apart(run: dict) -> bool:
     return (run.get("topology") or {}).get("agents") == APART
 
 
+def away(world: int) -> set[int]:
+    """Ranks of a world that run on other machines than this one."""
+    count, rank = asked()
+    here = range(world // count * rank, world // count * (rank + 1))
+    return set(range(world)) - set(here)
+
+
 def check(worlds: Iterable[int]) -> None:
     """Raise UsageError unless each of these worlds divides over NNODES."""
     count, _ = asked()

@@ -98,3 +98,12 @@ def test_ended_from_above_blames_nobody():
     failures = all_ended(2, "ended: enough", {1: "Stack"})
     assert [failure["status"] for failure in failures] == ["ended", "ended"]
     assert [failure["traceback"] for failure in failures] == [None, "Stack"]
+
+
+def test_a_rank_of_another_node_has_not_ended_well():
+    """Its agent was ended there; here a peer misses it, and nobody else can say more."""
+    judgement = judge(4, [lost(0, 2), Fate(1, **ended)], away={2, 3})
+    assert judgement.guilty == [2]
+    assert "did not answer its peers" in judgement.of(2)["reason"]
+    assert [judgement.of(rank)["status"] for rank in (0, 2, 3)] == ["victim", "guilty", "ended"]
+    assert "another node" in judgement.of(3)["reason"]

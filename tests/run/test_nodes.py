@@ -86,6 +86,7 @@ def test_one_of_several_machines(monkeypatch):
     assert (found.count, found.agents[0].rank) == (2, 1) and not found.agents[0].env
     assert (found.address, found.port) == ("10.0.0.7", nodes.PORT + 3)
     assert found.describe()["nodes"] == "as the ranks found them", "they may share a machine"
+    assert nodes.away(8) == {0, 1, 2, 3}
     with pytest.raises(UsageError, match="3 rank\\(s\\) do not divide over NNODES=2"):
         made(2, 3, "cpu")
     for name, value, says in (("NODE_RANK", "2", "NODE_RANK=2"), ("NNODES", "two", "numbers"),
