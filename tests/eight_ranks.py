@@ -1,4 +1,4 @@
-"""One launch of eight real ranks under torchrun, of a program that writes rankN.json for each."""
+"""One launch of eight real ranks under torchrun, and the program that each of them runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -23,3 +25,32 @@ def launch(program: Path, out: Path) -> dict[int, dict[str, str | None]]:
     said = {rank: json.loads(file.read_text()) for rank, file in found.items()}
     assert done.returncode == 0 or any(any(s.values()) for s in said.values()), done.stderr[-4000:]
     return said
+
+
+def run_checks(checks: Mapping[str, Callable], grids: Iterable) -> None:
+    """On a rank: every check of `world`, what it said into rankN.json of the folder in sys.argv.
+
+    The groups of all grids are made first, by everybody in one order; all ranks meet behind each
+    check; the first failure ends the launch.
+    """
+    import torch
+
+    from rlkernel.collectives.groups import World
+
+    torch.set_num_threads(1)
+    world = World.join("gloo", 20)
+    report = dict.fromkeys(checks, "not run: an earlier check failed on some rank")
+    file = Path(sys.argv[1]) / f"rank{world.rank}.json"
+    for grid in grids:
+        world.comm(grid)
+    for name, function in checks.items():
+        try:
+            function(world)
+            report[name] = None
+        except Exception:
+            report[name] = traceback.format_exc()
+            raise
+        finally:
+            file.write_text(json.dumps(report))
+        world.meet(name, 60)
+    world.leave()

@@ -8,11 +8,7 @@ made first, by everybody; a rank outside a grid waits at the end of the check.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import traceback
-from pathlib import Path
 
 import torch
 
@@ -31,6 +27,7 @@ from rlkernel.ffn import exactness, walltime
 from rlkernel.ffn.module import NAMES, DeterministicFFN
 from rlkernel.grid import Grid
 from rlkernel.kernels import bf16
+from tests.eight_ranks import run_checks
 from tests.ffn import operators, shares
 from tests.ffn.inputs import WIDE, H, M, refused, trained, weights
 from tests.kernels.inputs import matrix
@@ -301,25 +298,5 @@ for function in (*shares.CHECKS, *operators.CHECKS):
     check(function)
 
 
-def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    world = World.join("gloo", 20)
-    report = dict.fromkeys(CHECKS, "not run: an earlier check failed on some rank")
-    file = out / f"rank{world.rank}.json"
-    for grid in GRIDS:
-        world.comm(grid)
-    for name, function in CHECKS.items():
-        try:
-            function(world)
-            report[name] = None
-        except Exception:
-            report[name] = traceback.format_exc()
-            raise
-        finally:
-            file.write_text(json.dumps(report))
-        world.meet(name, 60)
-    world.leave()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_checks(CHECKS, GRIDS)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.eight_ranks import launch
+from tests.ffn import operators, shares
 
 PROGRAM = Path(__file__).with_name("ranks.py")
 NAMES = [
@@ -13,6 +14,7 @@ NAMES = [
     for node in ast.parse(PROGRAM.read_text()).body
     if isinstance(node, ast.FunctionDef) and "check" in map(ast.unparse, node.decorator_list)
 ]
+NAMES += [check.__name__ for check in (*shares.CHECKS, *operators.CHECKS)]
 
 
 @pytest.fixture(scope="module")
@@ -26,5 +28,5 @@ def test_on_every_rank(reports, name):
     assert not broken, "\n".join(broken)
 
 
-def test_checks_were_found():
-    assert len(NAMES) > 10
+def test_checks_were_found(reports):
+    assert len(NAMES) > 10 and all(set(said) == set(NAMES) for said in reports.values())
