@@ -36,18 +36,26 @@ EXACT = {"enable_fp_fusion": False}
 
 @dataclass(frozen=True)
 class Config:
-    """hold: keep a row in registers between its two passes, or read it from L1 again; registers:
-    the most a thread may take, so that more rows are under way (None: the compiler decides).
+    """hold: how many steps of a row stay in registers between its two passes, the last ones; the
+    others are read again, from L1 or L2. None: none, and the steps are a loop, not unrolled.
+    registers: the most a thread may take, so that more rows are under way; None: any.
     """
 
-    hold: bool = True
+    hold: int | None = 0
     num_warps: int = 4
     registers: int | None = None
 
 
 def default_config(width: int, hip: bool = False) -> Config:
-    """Registers hold up to 8192 columns a half; AMD's wavefronts are twice as wide."""
-    return Config(False, 2) if hip else Config(hold=width <= 8192)
+    """Unrolled up to 8192 columns a half, six rows or more under way on an SM, held in registers as
+    far as these allow; AMD's wavefronts are twice as wide.
+    """
+    if hip:
+        return Config(None, 2)
+    steps = -(-width // STEP)
+    if width > 8192:
+        return Config(None)
+    return Config(steps, 4, 64) if steps <= 4 else Config(5, 4, 80)
 
 
 def launch(
@@ -138,12 +146,13 @@ def _forward(
     us, gs = (), ()
     mean_u, mean_g = tl.zeros([128], tl.float32), tl.zeros([128], tl.float32)
     square_u, square_g = tl.zeros([128], tl.float32), tl.zeros([128], tl.float32)
-    if HOLD:
+    if HOLD is not None:
         for step in tl.static_range(STEPS):
-            u, g = _biased(z, bias, step, H, "evict_first")
+            u, g = _biased(z, bias, step, H, "evict_first" if step >= STEPS - HOLD else "")
             mean_u, square_u = _welford(wide(u, ARCH), mean_u, square_u, step, step * 4, H)
             mean_g, square_g = _welford(wide(g, ARCH), mean_g, square_g, step, step * 4, H)
-            us, gs = us + (u,), gs + (g,)
+            if step >= STEPS - HOLD:
+                us, gs = us + (u,), gs + (g,)
     else:
         before = tl.zeros([128], tl.float32)
         for step in range(STEPS):
@@ -151,12 +160,18 @@ def _forward(
             mean_u, square_u = _welford(wide(u, ARCH), mean_u, square_u, step, before, H)
             mean_g, square_g = _welford(wide(g, ARCH), mean_g, square_g, step, before, H)
             before += 4
-    mean_u, rstd_u = _merged(mean_u, square_u, eps, H, STEPS, HALVES)
-    mean_g, rstd_g = _merged(mean_g, square_g, eps, H, STEPS, HALVES)
+    # Both halves at once: the warps meet half as often.
+    mean, square = tl.join(mean_u, mean_g), tl.join(square_u, square_g)
+    mean, rstd = _merged(mean, square, eps, H, STEPS, HALVES)
+    mean_u, mean_g = tl.split(mean)
+    rstd_u, rstd_g = tl.split(rstd)
     of_u, of_g = (mean_u, rstd_u, gamma_x, beta_x), (mean_g, rstd_g, gamma_gate, beta_gate)
-    if HOLD:
-        for step in tl.static_range(STEPS):
-            _finish(us[step], gs[step], of_u, of_g, out, step, H, SHORT, ARCH)
+    if HOLD is not None:
+        for i in tl.static_range(HOLD):
+            _finish(us[i], gs[i], of_u, of_g, out, STEPS - HOLD + i, H, SHORT, ARCH)
+        for step in tl.static_range(STEPS - HOLD):
+            u, g = _biased(z, bias, step, H, "evict_first")
+            _finish(u, g, of_u, of_g, out, step, H, SHORT, ARCH)
     else:
         for step in range(STEPS):
             u, g = _biased(z, bias, step, H, "evict_first")
@@ -201,7 +216,8 @@ def _finish(u, g, of_u, of_g, out, step, H: tl.constexpr, SHORT: tl.constexpr, A
 @triton.jit
 def _normed(x, of_x, cols, keep, ARCH: tl.constexpr):
     mean, rstd, gamma, beta = of_x
-    gamma, beta = tl.load(gamma + cols, mask=keep), tl.load(beta + cols, mask=keep)
+    gamma = tl.load(gamma + cols, mask=keep, eviction_policy="evict_last")
+    beta = tl.load(beta + cols, mask=keep, eviction_policy="evict_last")
     return affine(centred(x, mean, rstd, ARCH), gamma, beta, ARCH)
 
 
@@ -242,22 +258,22 @@ def _inverse(count):
 
 @triton.jit
 def _merged(mean, square, eps, H: tl.constexpr, STEPS: tl.constexpr, HALVES: tl.constexpr):
-    """(mean, rstd) of the row from those of its threads."""
-    count = tl.full([128], STEPS * 4, tl.float32)
+    """(mean, rstd) [2] of both halves from those of their threads, [128, 2]."""
+    count = tl.full([128, 2], STEPS * 4, tl.float32)
     if STEPS * 512 > H:
-        there = tl.zeros([128], tl.int32)
+        there = tl.zeros([128, 2], tl.int32)
         for step in tl.static_range(STEPS):
-            left = H - step * 512 - tl.arange(0, 128) * 4
+            left = H - step * 512 - tl.arange(0, 128)[:, None] * 4
             there += tl.minimum(tl.maximum(left, 0), 4)
         count = there.to(tl.float32)
     # One pair at a time: a reduction over all of them would have the order of the compiler.
     for level in tl.static_range(5):
-        mean = tl.reshape(mean, [4, 2, 16 >> level])
-        square = tl.reshape(square, [4, 2, 16 >> level])
-        count = tl.reshape(count, [4, 2, 16 >> level])
+        mean = tl.reshape(mean, [4, 2, 16 >> level, 2])
+        square = tl.reshape(square, [4, 2, 16 >> level, 2])
+        count = tl.reshape(count, [4, 2, 16 >> level, 2])
         mean, square, count = _pairs(mean, square, count, 1, HALVES)
-    mean, square = tl.reshape(mean, [2, 2]), tl.reshape(square, [2, 2])
-    mean, square, count = _pairs(mean, square, tl.reshape(count, [2, 2]), 0, HALVES)
+    mean, square = tl.reshape(mean, [2, 2, 2]), tl.reshape(square, [2, 2, 2])
+    mean, square, count = _pairs(mean, square, tl.reshape(count, [2, 2, 2]), 0, HALVES)
     mean, square, count = _pairs(mean, square, count, 0, HALVES)
     return mean, tl.rsqrt(tl.div_rn(square, H * 1.0) + eps)
 

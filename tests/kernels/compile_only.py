@@ -132,6 +132,7 @@ def norm_gates(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
         meta = gate_forward.constants(width, config, torch.bfloat16)
         meta |= {"SAVE": True, "ARCH": target.backend}
         options = {"num_warps": config.num_warps, **gate_forward.EXACT}
+        options |= gate_forward.limited(config.registers) if not hip else {}
         result = compiled(gate_forward._forward, pointers, meta, target, **options)
         yield f"norm_gate forward {width}", config, result
         config = gate_backward.default_config(width, torch.bfloat16, hip)

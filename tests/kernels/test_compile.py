@@ -87,10 +87,10 @@ def test_joints_are_packed_on_hopper(kernels):
 
 @pytest.mark.timeout(600)
 def test_the_gate_of_the_default_width_stays_in_registers(kernels):
-    """Three forward programs an SM; a backward row's copies run ahead of it; sums are packed."""
+    """Six forward programs an SM; a backward row's copies run ahead of it; sums are packed."""
     rows = {row["kernel"]: row for row in kernels if row["target"] == "sm_90"}
     forward, backward = (rows[f"norm_gate {way} 7680"] for way in ("forward", "backward"))
-    assert forward["registers"] <= 168 and backward["registers"] <= 128
+    assert forward["registers"] <= 80 and backward["registers"] <= 128
     for row in (forward, backward):
         assert row["sass"]["LDL"] == row["sass"]["STL"] == 0, row
         assert row["sass"]["HADD2"] + row["sass"]["HFMA2"] >= 30, row  # two biases an instruction

@@ -83,10 +83,12 @@ def test_both_forms_of_the_backward(halves, monkeypatch):
         assert within(value, exact, LIMITS[BF16])
 
 
-def test_a_row_read_twice_has_the_bits_of_a_row_held(monkeypatch):
+@pytest.mark.parametrize("hold", [None, 0, 1])
+def test_a_row_read_twice_has_the_bits_of_a_row_held(hold, monkeypatch):
     given = order_sensitive(2, 1, 520, FP32)
     held = norm_gate(*given)
-    config = norm_gate_forward.Config(hold=False)
+    assert norm_gate_forward.default_config(520).hold == 2
+    config = norm_gate_forward.Config(hold)
     monkeypatch.setattr(norm_gate_forward, "default_config", lambda *_: config)
     assert bit_report(norm_gate(*given), held)
 
