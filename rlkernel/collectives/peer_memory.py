@@ -88,8 +88,8 @@ class PeerMemory:
                 "peer memory cannot be set up under graph capture: call the layer once before"
             )
         link = self.comm.links[self.axis]
-        if getattr(link.transport, "backend", "") != "nccl":
-            raise ValueError("peer memory needs CUDA ranks that are joined by nccl")
+        if self.comm.device.type != "cuda":
+            raise ValueError(f"peer memory is that of GPUs, not of {self.comm.device}")
         driver()
         said = " ".join(f"{name}={size}" for name, size in sorted(self.sizes.items()))
         self.comm.agree(f"{said} {self.dtype} {self.flags}", f"peer memory: {said}", self.axis)
@@ -99,7 +99,7 @@ class PeerMemory:
         for name, size in self.sizes.items():
             self._map(name, SETS * size, self.dtype, group)
         self._map("flags", link.size * self.flags, torch.int32, group)
-        self._table("flags", link.index).zero_()
+        self.table("flags", link.index).zero_()
         torch.cuda.synchronize(self.device)
         self.comm.all_gather(torch.zeros(1, device=self.device), "peer memory: zeroed", self.axis)
         torch.cuda.synchronize(self.device)
@@ -111,7 +111,7 @@ class PeerMemory:
     def buffer(self, name: str, which: int, peer: int) -> Tensor:
         """Set `which` (0 or 1) of a buffer on a peer, flat."""
         size = self.sizes[name]
-        return self._table(name, peer)[which * size : (which + 1) * size]
+        return self.table(name, peer)[which * size : (which + 1) * size]
 
     def copy_2d(
         self, to: Tensor, to_pitch: int, of: Tensor, pitch: int, width: int, rows: int, stream
@@ -130,13 +130,13 @@ class PeerMemory:
     def signal(self, peer: int, flag: int, epoch: int, stream) -> None:
         """Write flag = epoch on the peer, behind everything that `stream` was given before."""
         _, cuda = driver()
-        at = self._table("flags", peer)[self.index * self.flags + flag]
+        at = self.table("flags", peer)[self.index * self.flags + flag]
         _checked(cuda.cuStreamWriteValue32(stream.cuda_stream, at.data_ptr(), epoch, 0))
 
     def wait(self, peer: int, flag: int, epoch: int, stream) -> None:
         """Hold `stream` until the peer's flag here is at least `epoch`."""
         _, cuda = driver()
-        at = self._table("flags", self.index)[peer * self.flags + flag]
+        at = self.table("flags", self.index)[peer * self.flags + flag]
         _checked(cuda.cuStreamWaitValue32(stream.cuda_stream, at.data_ptr(), epoch, 0))
 
     def behind(self, epoch: int, flags: range) -> list[int]:
@@ -145,7 +145,7 @@ class PeerMemory:
         """
         side = torch.cuda.Stream(self.device)
         with torch.cuda.stream(side):
-            here = self._table("flags", self.index).view(self.size, self.flags)
+            here = self.table("flags", self.index).view(self.size, self.flags)
             seen = here[:, flags.start : flags.stop].cpu()
         late = [p for p in range(self.size) if p != self.index and bool((seen[p] < epoch).any())]
         return [self.comm.links[self.axis].ranks[p] for p in late]
@@ -153,7 +153,7 @@ class PeerMemory:
     def release(self) -> None:
         """Let every stream go that waits for a flag here. What they compute then is void."""
         with torch.cuda.stream(torch.cuda.Stream(self.device)):
-            self._table("flags", self.index).fill_(RELEASED)
+            self.table("flags", self.index).fill_(RELEASED)
 
     def _map(self, name: str, size: int, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
         import torch.distributed._symmetric_memory as symmetric
@@ -166,7 +166,8 @@ class PeerMemory:
         ]
         self._tables[f"{name} handle"] = handle  # the mapping lives as long as its handle
 
-    def _table(self, name: str, peer: int) -> Tensor:
+    def table(self, name: str, peer: int) -> Tensor:
+        """A peer's whole buffer or its "flags", flat: set behind set, sender behind sender."""
         return self._tables[name][peer]
 
 

@@ -88,7 +88,7 @@ def proven(
     at: Layout, cut: tuple[slice, ...], stage: stages.Stage, like: Tensor, trial: Trial
 ) -> tuple[bool, bool]:
     """(forward, backward): whether every element of output and gradients keeps its bits here."""
-    layer, whole = _Try(at, like), at.slices(1)
+    layer, whole = Try(at, like), at.slices(1)
     plans = [
         pipeline.Plan(at, slices, slices, stage, partial(route, at, like))
         for slices, route in ((whole, by_messages), (cut, trial))
@@ -102,7 +102,7 @@ class _Norm:
         self.weight, self.bias = weight, bias
 
 
-class _Try:
+class Try:
     """An ffn of random parameters over many binades, all of one rank."""
 
     def __init__(self, at: Layout, like: Tensor) -> None:

@@ -20,7 +20,10 @@ def forward_ffn(ffn, inputs: Tensor, *, comp_only: bool = False) -> Tensor:
     return forward_chunks(ffn, inputs, comp_only, NAME, by_arrival=False)
 
 
-def forward_chunks(ffn, inputs: Tensor, silent: bool, name: str, by_arrival: bool) -> Tensor:
+def forward_chunks(
+    ffn, inputs: Tensor, silent: bool, name: str, by_arrival: bool, why: str = ""
+) -> Tensor:
+    """The schedule `name`. why: for the record, why it is not another one."""
     at, comm = layout_of(ffn, inputs), seam_of(ffn, faulty=True)
     rung = ladder.climb(ffn, at, inputs, silent)
     scale = getattr(ffn, "comm_scale", 1)
@@ -30,6 +33,6 @@ def forward_chunks(ffn, inputs: Tensor, silent: bool, name: str, by_arrival: boo
                         silent=silent, scale=scale)  # fmt: skip
 
     mover = comm.links["ep"].transport.name if at.ranks > 1 else "one rank"
-    path.note(rung.name, name, f"{rung.says} by {mover}")
+    path.note(rung.name, name, f"{rung.says} by {mover}{why}")
     plan = pipeline.Plan(at, rung.slices, rung.backward_slices, rung.stage, open_route)
     return pipeline.run(ffn, inputs, plan)

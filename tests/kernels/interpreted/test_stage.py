@@ -23,7 +23,7 @@ def through(trial, how, forward, backward):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_chunks_of_the_one_pass(dtype):
-    trial = ladder._Try(AT, torch.empty(0, dtype=dtype))
+    trial = ladder.Try(AT, torch.empty(0, dtype=dtype))
     whole = through(trial, FUSED, 1, 1)
     for forward, backward in ((2, 2), (3, 1), (1, 3)):
         cut = through(trial, FUSED, forward, backward)
@@ -34,7 +34,7 @@ def test_chunks_of_the_one_pass(dtype):
 
 
 def test_a_part_of_the_sums_that_is_not_filled_would_show():
-    trial = ladder._Try(AT, torch.empty(0))
+    trial = ladder.Try(AT, torch.empty(0))
     whole = through(trial, FUSED, 1, 1)
     broken = type("Broken", (stage.Fused,), {"sums": lambda *a: stage.Fused.sums(*a).fill_(7)})(
         1e-5
