@@ -22,7 +22,7 @@ QUESTION = "How much All-to-All is hidden behind the GEMMs, with which bits and 
 OVERLAPS = ("none", "with-sm", "sm-free", "kernel")
 PLUGIN = "A2A_FFN_KERNEL_PLUGIN"
 FAULTS = ("none", "swapped-slices", "early-chunk")
-OVERLAPPED = ("with-sm", "sm-free", "kernel")
+PAUSE_MS = 60_000
 
 COVERED = (
     "forward and backward of the layer and of the RankMixer block, each schedule against none, by "
@@ -148,10 +148,12 @@ def _check_modes(params: Params) -> None:
     if params.fault != "none" and (params.comp_only or params.check_correctness == "off"):
         raise UsageError(f"fault={params.fault} would pass unseen: comp_only and "
                          "check_correctness=off check nothing")  # fmt: skip
-    for name, least in (("comm_scale", 1), ("compute_scale", 1), ("batch_size", 1), ("k", 1),
-                        ("warmup", 0), ("num_tests", 0), ("prewarm_ms", 0)):  # fmt: skip
+    for name, least in (("comm_scale", 1), ("compute_scale", 1), ("batch_size", 1), ("dim", 1),
+                        ("k", 1), ("warmup", 0), ("num_tests", 0)):  # fmt: skip
         if getattr(params, name) < least:
             raise UsageError(f"{name}={getattr(params, name)}: expected at least {least}")
+    if not 0 <= params.prewarm_ms <= PAUSE_MS:  # NaN neither
+        raise UsageError(f"prewarm_ms={params.prewarm_ms}: expected from 0 to {PAUSE_MS} ms")
     if min(params.chunks) < 1 or max(params.chunks) > 64:
         raise UsageError("chunks must be from 1 to 64")
 
@@ -161,7 +163,7 @@ def _check_shape(params: Params, one: matrix.Configuration) -> None:
         raise UsageError(f"nproc={one.ranks} is not possible: a grid has 1, 2, 4, 8, ... ranks")
     if one.tokens < 1 or one.tokens % one.ranks:
         raise UsageError(f"tokens={one.tokens} does not divide over {one.ranks} ranks: T % P")
-    if one.block and (one.dim < 1 or one.dim % one.tokens):
+    if one.block and one.dim % one.tokens:
         raise UsageError(
             f"dim={one.dim} does not divide into tokens={one.tokens} heads: D % T must be 0 for "
             "the block (--no-block measures the layer alone)"
@@ -173,12 +175,15 @@ def _check_shape(params: Params, one: matrix.Configuration) -> None:
 def _plugin() -> dict[str, str]:
     """What `kernel` will run, and its source's hash: another plugin is another case."""
     name = os.environ.get(PLUGIN) or "rlkernel.plugin"
+    found, why = None, "it must name a module on the path"
     try:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        found = None
+        pass
+    except (Exception, SystemExit) as error:  # the packages that it lies in are somebody's code
+        why = f"{name.rpartition('.')[0]} raised {type(error).__name__}: {error}"
     if found is None:
-        raise UsageError(f"{PLUGIN}={name} cannot be found: it must name a module on the path")
+        raise UsageError(f"{PLUGIN}={name} cannot be found: {why}")
     try:
         with open(found.origin or "", "rb") as file:
             source = hashlib.sha256(file.read()).hexdigest()[:8]

@@ -18,7 +18,7 @@ Forward = Callable[..., Tensor]
 
 
 class PluginError(ImportError):
-    """The plugin is not there, or has no forward_ffn."""
+    """The plugin is not there, fails as it is imported, or has no forward_ffn."""
 
 
 def forward(ffn, inputs: Tensor, overlap: str = "none", comp_only: bool = False) -> Tensor:
@@ -46,6 +46,9 @@ def plugin(name: str | None = None) -> Forward:
         raise PluginError(
             f"{VARIABLE}={name} cannot be imported: {error}. It must name a module on the path"
         ) from error
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise PluginError(f"{VARIABLE}={name} cannot be imported: {said}") from error
     found = getattr(module, "forward_ffn", None)
     if not callable(found):
         raise PluginError(f"{VARIABLE}={name} has no forward_ffn(ffn, inputs, *, comp_only=False)")

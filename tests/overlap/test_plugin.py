@@ -81,6 +81,33 @@ def test_one_that_cannot_be_found_is_bad_usage_before_a_launch(monkeypatch):
     assert a2a_ffn.cases(a2a_ffn.Params(overlap=("with-sm",)))
 
 
+BROKEN = {
+    "no Python": ("def", "SyntaxError"),
+    "an error of its own": ("1 / 0", "ZeroDivisionError: division by zero"),
+    "an exit": ("import sys; sys.exit('not here')", "SystemExit: not here"),
+}
+
+
+@pytest.mark.parametrize("source, says", BROKEN.values(), ids=BROKEN)
+def test_one_that_fails_as_it_is_imported_is_bad_usage(monkeypatch, tmp_path, source, says):
+    """As a module the ranks refuse it; as a package around the module it never gets that far."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_module.py").write_text(source)
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package" / "__init__.py").write_text(source)
+    (tmp_path / "broken_package" / "plugin.py").touch()
+    asked = a2a_ffn.Params(
+        overlap=("kernel",), nproc=(1,), batch_size=1, tokens=2, dim=4, k=2, compile=False
+    )
+    monkeypatch.setenv(schedules.VARIABLE, "broken_module")
+    (case,) = a2a_ffn.cases(asked)
+    with pytest.raises(UsageError, match=f"broken_module cannot be imported: {says}"):
+        a2a_ffn.run(case, alone())
+    monkeypatch.setenv(schedules.VARIABLE, "broken_package.plugin")
+    with pytest.raises(UsageError, match=f"broken_package.plugin .*broken_package raised {says}"):
+        a2a_ffn.cases(asked)
+
+
 def test_another_plugin_is_another_case(monkeypatch):
     keys = set()
     for name in ("rlkernel.plugin", "tests.overlap.plugins"):
