@@ -6,7 +6,7 @@ failed on this one: the others are in the same collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -14,25 +14,39 @@ from rlkernel.collectives.comm import Comm
 from rlkernel.overlap import checks, path
 
 OTHERS = ("none", "with-sm", "sm-free")  # what a plugin may not hand its work to
-UNKNOWN = "unknown: nothing was noted"
+RUNGS = (path.FUSED, path.CHUNKS, path.ONE_GEMM, path.NONE)
+UNKNOWN = "unknown: nothing was noted, a plugin says how it went by rlkernel.overlap.path.note"
 Check = list
 Block = Callable[..., Tensor]
 
 
-def shape(label: str, out: Tensor, inputs: Tensor) -> Check:
-    said = _complaint(lambda: checks.check_shape(out, inputs))
-    return [f"{label}: shape of the output", said is None, said or "as the input", "[B, T, D]"]
+def shapes(label: str, outs: Mapping[str, Tensor], inputs: Tensor) -> list[Check]:
+    """outs: whose output -> the output, of the block and of the layer inside: what the block adds
+    to it would broadcast one that is too small.
+    """
+    found = []
+    for whose, out in outs.items():
+        said = _complaint(lambda out=out: checks.check_shape(out, inputs))
+        name = f"{label}: shape of the {whose}'s output"
+        found.append([name, said is None, said or "as the input", "[B, T, D]"])
+    return found
 
 
 def ways(overlap: str, label: str, heard: list[str]) -> tuple[dict, list[Check]]:
-    """What the record says of the path, and whether `kernel` is more than another schedule."""
+    """What the record says of the path, and whether `kernel` is more than another schedule: one
+    that says nothing, or names a rung that nobody knows, may be anything.
+    """
     paths = list(dict.fromkeys(heard)) or [UNKNOWN]
     kept = {"path": paths[-1], "rung": path.rung(paths[-1]), "noted": paths}
     if overlap != "kernel":
         return kept, []
     own = not any(path.schedule(p) in OTHERS for p in paths)
     value = paths[-1] if own else f"no fusion: {paths[-1]}"
-    return kept, [[f"{label}: the plugin does not hand over", own, value, "not none"]]
+    strange = [p for p in paths if path.rung(p) not in RUNGS]
+    return kept, [
+        [f"{label}: the plugin does not hand over", own, value, "not none"],
+        [f"{label}: the rung is known", not strange, (strange or paths)[-1], ", ".join(RUNGS[:3])],
+    ]
 
 
 def values(

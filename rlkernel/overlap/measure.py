@@ -62,6 +62,15 @@ class Bench:
         torch.autograd.grad(out, leaves, self.dy)
         return out
 
+    def watched(self, overlap: str, chunks: int = 1, comp_only: bool = False) -> dict[str, Tensor]:
+        """`through`, and what came out of the layer on the way: whose output -> the output."""
+        kept: dict[str, Tensor] = {}
+        hook = self.layer.register_forward_hook(lambda _, given, out: kept.update(layer=out))
+        try:
+            return {"block": self.through(overlap, chunks, comp_only), **kept}
+        finally:
+            hook.remove()
+
     def preset(self, overlap: str, chunks: int) -> Tensor:
         """The same kernels with nothing sent and nothing waited for."""
         if overlap == "sm-free":
@@ -129,8 +138,8 @@ def row(case, comm: Comm) -> dict:
             lines.append(line)
             found += checked
     with path.listening() as heard:
-        out = bench.through("none", comp_only=at["comp_only"])
-    found = judge.by_all(comm, [*found, judge.shape("none", out, bench.x)])
+        outs = bench.watched("none", comp_only=at["comp_only"])
+    found = judge.by_all(comm, [*found, *judge.shapes("none", outs, bench.x)])
     passed = all(held for _, held, _, _ in found)
     result = {
         "lines": lines, "layer": asdict(bench.layout), "stage": stage_of(bench.layer).name,
@@ -150,9 +159,9 @@ def judged(bench: Bench, overlap: str, chunks: int) -> tuple[dict, list]:
     """(what the record keeps of it, its checks)."""
     at, label = bench.at, f"{overlap}/{chunks}"
     with path.listening() as heard:
-        out = bench.through(overlap, chunks)
+        outs = bench.watched(overlap, chunks)
     kept, found = judge.ways(overlap, label, heard)
-    found = [judge.shape(label, out, bench.x), *found]
+    found = [*judge.shapes(label, outs, bench.x), *found]
     line = {"schedule": overlap, "chunks": chunks, "variant": label, **kept}
     mode = at["check_correctness"]
     if checks.applies(mode, overlap, at["comp_only"]):

@@ -6,6 +6,8 @@ import types
 import torch
 from torch.nn import functional
 
+from rlkernel.overlap import path
+
 
 def _module(name, forward_ffn=None):
     module = types.ModuleType(f"{__name__}.{name}")
@@ -22,6 +24,14 @@ def _delegate(overlap):
     return forward_ffn
 
 
+def _noting(rung, forward_ffn):
+    def noted(ffn, inputs, *, comp_only=False):
+        path.note(rung, "own", "one by one")
+        return forward_ffn(ffn, inputs)
+
+    return noted
+
+
 def _own(ffn, inputs, *, comp_only=False):
     """A lone rank's layer, written out; it says nothing of how it ran."""
     z = (inputs.transpose(0, 1) @ ffn.w1).transpose(0, 1) + ffn.b1
@@ -32,6 +42,9 @@ def _own(ffn, inputs, *, comp_only=False):
 
 STARTER = _module("starter", _delegate("none"))
 RELABELLED = _module("relabelled", _delegate("with-sm"))
-WRONG = _module("wrong", lambda ffn, inputs, *, comp_only=False: _own(ffn, inputs) + 1)
-OWN = _module("own", _own)
+WRONG = _module("wrong", _noting("chunks", lambda ffn, inputs: _own(ffn, inputs) + 1))
+NARROW = _module("narrow", _noting("chunks", lambda ffn, inputs: _own(ffn, inputs)[:1]))
+OWN = _module("own", _noting("chunks", _own))
+STRANGE = _module("strange", _noting("superb", _own))
+SILENT = _module("silent", _own)
 EMPTY = _module("empty")

@@ -61,7 +61,23 @@ def test_a_wrong_one_fails_the_supplied_check(monkeypatch):
 def test_one_of_somebody_elses_is_judged_by_its_values(monkeypatch):
     result = row(monkeypatch, plugins.OWN, block=False, backward=True)
     assert result["passed"], result["checks"]
-    assert result["lines"][0]["path"] == "unknown: nothing was noted"
+    assert result["lines"][0]["path"] == "chunks: own, one by one"
+
+
+@pytest.mark.parametrize("name", [plugins.SILENT, plugins.STRANGE])
+def test_one_that_does_not_say_how_it_went_fails(monkeypatch, name):
+    """Its numbers are right, and nobody can tell whether it is more than `none`."""
+    result = row(monkeypatch, name, block=False)
+    assert failed(result) == ["kernel/4: the rung is known"]
+    assert result["lines"][0]["rung"] in ("unknown", "superb")
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_an_output_that_the_block_broadcasts_is_seen(monkeypatch, block):
+    """Nothing but shapes is looked at; a row that lacks the others becomes the block's [B, T, D]."""
+    result = row(monkeypatch, plugins.NARROW, block=block, check_correctness="off")
+    wanted = ["layer"] if block else ["block", "layer"]
+    assert failed(result) == [f"kernel/4: shape of the {whose}'s output" for whose in wanted]
 
 
 @pytest.mark.parametrize(
