@@ -18,7 +18,6 @@ from rlkernel.collectives.groups import comm_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FWD_MODES, BWD_MODES, GEMM_BACKENDS = ("dense_v2",), ("dense_v2",), ("bmm",)
-PARAMETERS = ("w1", "b1", "wout", "bout")
 NORMS = ("norm_x", "norm_gate")
 
 
@@ -64,7 +63,7 @@ def layout_of(ffn, inputs: Tensor) -> Layout:
             "none of them 0"
         )
     batch, tokens, dim = inputs.shape
-    ranks, hidden = ffn.ep_group_size, ffn.wout.shape[1]
+    ranks, hidden = ffn.ep_group_size, ffn.w1.shape[-1] // 2
     if inputs.dtype not in DTYPES or inputs.dtype != ffn.w1.dtype:
         names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise ValueError(
@@ -82,13 +81,29 @@ def layout_of(ffn, inputs: Tensor) -> Layout:
         "w1": (local, dim, 2 * hidden), "b1": (local, 2 * hidden),
         "wout": (local, hidden, dim), "bout": (local, dim),
     }  # fmt: skip
+    wanted |= {f"{norm}.{name}": (hidden,) for norm in NORMS for name in ("weight", "bias")}
     for name, shape in wanted.items():
-        if tuple(getattr(ffn, name).shape) != shape:
-            raise ValueError(
-                f"{name} of shape {tuple(getattr(ffn, name).shape)} does not fit inputs "
-                f"[B, T, D] = {tuple(inputs.shape)} on P={ranks}: expected {shape}"
-            )
+        owner, _, own = name.rpartition(".")
+        given = getattr(getattr(ffn, owner) if owner else ffn, own, None)
+        _check_parameter(name, given, shape, ranks, inputs)
     return Layout(batch, tokens, dim, hidden, ranks)
+
+
+def _check_parameter(
+    name: str, given: Tensor | None, shape: tuple[int, ...], ranks: int, inputs: Tensor
+) -> None:
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} is {given!r}: expected a tensor {shape}, norms are affine here")
+    if tuple(given.shape) != shape:
+        raise ValueError(
+            f"{name} of shape {tuple(given.shape)} does not fit inputs "
+            f"[B, T, D] = {tuple(inputs.shape)} on P={ranks}: expected {shape}"
+        )
+    if given.dtype != inputs.dtype or given.device != inputs.device:
+        raise ValueError(
+            f"{name} is {given.dtype} on {given.device}, the inputs are {inputs.dtype} on "
+            f"{inputs.device}: expected one dtype and one device for all"
+        )
 
 
 def check_available(name: str, given: str, allowed: tuple[str, ...]) -> None:

@@ -132,6 +132,33 @@ def test_what_cannot_run_is_refused_before_anything_is_sent(call, says, overlap)
         call(lambda x, other=overlap: ffn(x, other))
 
 
+WRONG = {
+    "a norm without scales": ("norm_x", torch.nn.LayerNorm(32, elementwise_affine=False),
+                              r"norm_x.weight is None: expected a tensor \(32,\)"),
+    "a norm without biases": ("norm_gate", torch.nn.LayerNorm(32, bias=False),
+                              r"norm_gate.bias is None: expected a tensor \(32,\)"),
+    "a norm over another width": ("norm_gate", torch.nn.LayerNorm(16), "norm_gate.weight of shape"),
+    "a norm of another dtype": ("norm_x", torch.nn.LayerNorm(32, dtype=torch.float64),
+                                "norm_x.weight is torch.float64 on cpu, the inputs are"),
+    "a norm elsewhere": ("norm_x", torch.nn.LayerNorm(32, device="meta"), "weight is .* on meta"),
+    "no norm at all": ("norm_x", torch.nn.Identity(), "norm_x.weight is None"),
+    "b1 of another dtype": ("b1", torch.nn.Parameter(torch.zeros(2, 64).half()), "b1 is .*float16"),
+    "wout elsewhere": ("wout", torch.nn.Parameter(torch.zeros(2, 32, 16, device="meta")),
+                       "wout is .* on meta"),
+    "flat wout": ("wout", torch.nn.Parameter(torch.zeros(1024)), r"wout of shape \(1024,\)"),
+    "no bout": ("bout", None, r"bout is None: expected a tensor \(2, 16\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", ["none", "with-sm", "kernel"])
+@pytest.mark.parametrize("name, given, says", WRONG.values(), ids=WRONG)
+def test_an_ffn_that_cannot_run_is_refused_by_the_name_of_its_parameter(name, given, says, overlap):
+    ffn = layer(8, 16, 2, apart(4))
+    setattr(ffn, name, given)
+    with pytest.raises(ValueError, match=says):
+        ffn(drawn(0, 2, 8, 16), overlap)
+
+
 MODES = [{"fwd_mode": "fused"}, {"bwd_mode": "sparse"}, {"gemm_backend": "cutedsl"}]
 
 
