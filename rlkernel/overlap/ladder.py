@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlkernel.collectives.comm import Comm
 from rlkernel.compare import bit_report
-from rlkernel.overlap import path, pipeline
+from rlkernel.overlap import path, patience, pipeline
 from rlkernel.overlap import stage as stages
 from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.layout import Layout, seam_of
@@ -77,6 +77,7 @@ def _try(
     held = [1, 1]
     while most > 1 and 1 in held:
         same = proven(at, at.slices(most, unit), stage, like, trial)
+        patience.wait_for_all(comm, "ladder")  # a try compiles
         mine = torch.tensor([same], dtype=torch.uint8, device=like.device)
         together = comm.all_gather(mine, "ladder", "ep").bool().all(0).tolist()
         held = [most if ok and n == 1 else n for ok, n in zip(together, held)]

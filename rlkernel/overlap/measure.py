@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlkernel.collectives import exchange
 from rlkernel.collectives.comm import Comm
-from rlkernel.overlap import checks, copy_engine, faults, judge, path, seen, terms
+from rlkernel.overlap import checks, copy_engine, faults, judge, path, patience, seen, terms
 from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.clock import Clock, interleaved
 from rlkernel.overlap.layer import A2AFFN, RankMixer, with_ep
@@ -51,16 +51,32 @@ class Bench:
 
     # -- what is called ----------------------------------------------------------------------------
 
-    def through(self, overlap: str, chunks: int = 1, comp_only: bool = False) -> Tensor:
-        """Forward, and backward where it is asked for; the output."""
+    def through(
+        self, overlap: str, chunks: int = 1, comp_only: bool = False, rows: int | None = None
+    ) -> Tensor:
+        """Forward, and backward where it is asked for; the output. rows: only the first ones."""
         self.layer.chunks = chunks
+        x = self.x[:rows]
         if self.dy is None:
             with torch.no_grad():
-                return self.block(self.x, overlap, comp_only)
-        leaves = [self.x.detach().requires_grad_(), *self.block.parameters()]
+                return self.block(x, overlap, comp_only)
+        leaves = [x.detach().requires_grad_(), *self.block.parameters()]
         out = self.block(leaves[0], overlap, comp_only)
-        torch.autograd.grad(out, leaves, self.dy)
+        torch.autograd.grad(out, leaves, self.dy[:rows])
         return out
+
+    def prepare(self) -> None:
+        """Everything is called once with nobody beside, as it will be, so that what is compiled for
+        it is there; chunks follow in their ladder. Then all ranks meet.
+        """
+        checked = self.at["check_correctness"] != "off" and not self.at["comp_only"]
+        for rows in {len(self.x), min(len(self.x), checks.SLICE)} if checked else {len(self.x)}:
+            for overlap in ("none", *self.overlapped()):
+                self.through(overlap, comp_only=True, rows=rows)
+                if self.dy is not None and checked:
+                    with torch.no_grad():
+                        self.block(self.x[:rows], overlap, True)
+        patience.wait_for_all(self.comm, "what is compiled")
 
     def watched(self, overlap: str, chunks: int = 1, comp_only: bool = False) -> dict[str, Tensor]:
         """`through`, and what came out of the layer on the way: whose output -> the output."""
@@ -131,6 +147,7 @@ class Bench:
 def row(case, comm: Comm) -> dict:
     """Checks of every schedule and chunk count, the terms, raw samples, a trace."""
     bench, at = Bench(case, comm), case.parameters
+    bench.prepare()
     lines, found = [], []
     for overlap in [] if at["comp_only"] else bench.overlapped():
         for chunks in bench.chunk_counts():

@@ -9,10 +9,13 @@ import torch
 
 from rlkernel.collectives.comm import Link
 from rlkernel.collectives.errors import Disagreement
+from rlkernel.collectives.groups import World
 from rlkernel.collectives.observers import Capture
 from rlkernel.collectives.transport import Arriving, ProcessGroupTransport
 from rlkernel.experiments import a2a_ffn, matrix
+from rlkernel.grid import Grid
 from rlkernel.overlap import checks, faults, ladder, measure, path, timeline
+from rlkernel.overlap import layer as layers
 from rlkernel.overlap.layout import seam_of
 from tests.overlap.inputs import drawn, layer, trained
 from tests.overlap.registered import check, seam
@@ -89,6 +92,39 @@ def the_ladder_is_climbed_together(world):
         assert heard[0].startswith(rung) and heard[0] == heard[1], heard
         assert torch.equal(got, wanted)
     assert asked == [4, 2, 4, 2], "the second call was answered from memory"
+
+
+@check
+def a_rank_that_compiles_is_not_dead(world):
+    """It takes longer than peers wait in a collective: in its first calls, and in a try of cuts."""
+    hasty = World(world.store, "gloo", timeout_s=2.0)
+    comm, slow = hasty.comm(Grid(dp=2)), []
+    if comm is None:
+        return
+
+    def compile_slowly(what):
+        if comm.rank == 1 and what not in slow:
+            slow.append(what)
+            time.sleep(2.6)
+
+    def compiled(function, like):
+        compile_slowly("the block")
+        return function
+
+    def proven(*given):
+        compile_slowly("a cut")
+        return real[1](*given)
+
+    real = layers.compiled, ladder.proven
+    layers.compiled, ladder.proven = compiled, proven
+    ladder._known.clear()
+    asked = {"batch_size": 2, "tokens": 8, "dim": 16, "k": 2, "num_tests": 0, "chunks": (1, 4)}
+    try:
+        row = measure.row(*a2a_ffn.cases(a2a_ffn.Params(overlap=("with-sm",), **asked)), comm)
+    finally:
+        layers.compiled, ladder.proven = real
+    assert row["passed"], row["checks"]
+    assert len(slow) == 2 * comm.rank
 
 
 @check

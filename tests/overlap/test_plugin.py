@@ -74,7 +74,7 @@ def test_one_that_does_not_say_how_it_went_fails(monkeypatch, name):
 
 @pytest.mark.parametrize("block", [True, False])
 def test_an_output_that_the_block_broadcasts_is_seen(monkeypatch, block):
-    """Nothing but shapes is looked at; a row that lacks the others becomes the block's [B, T, D]."""
+    """Only shapes are looked at: one row instead of B becomes the block's [B, T, D]."""
     result = row(monkeypatch, plugins.NARROW, block=block, check_correctness="off")
     wanted = ["layer"] if block else ["block", "layer"]
     assert failed(result) == [f"kernel/4: shape of the {whose}'s output" for whose in wanted]
