@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlkernel.collectives.comm import Comm
 from rlkernel.compare import bit_report
-from rlkernel.overlap import path, patience, pipeline
+from rlkernel.overlap import order, path, patience, pipeline
 from rlkernel.overlap import stage as stages
 from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.layout import Layout, seam_of
@@ -58,7 +58,8 @@ def climb(
     for a shape costs two passes of the layer and one small exchange. silent: ask nobody; what is
     not known yet is not cut. trial: lays chunks out in memory as the schedule will.
     """
-    stage, comm = stages.stage_of(ffn), seam_of(ffn)
+    comm = seam_of(ffn)
+    stage = order.as_its_own(ffn, at, stages.stage_of(ffn), inputs, comm, silent)
     unit = stage.unit(at.rows * at.hidden, inputs.device)
     most = len(at.slices(getattr(ffn, "chunks", CHUNKS), unit))
     key = (at, most, inputs.dtype, inputs.device, stage, trial, torch.get_num_threads(),

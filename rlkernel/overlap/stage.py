@@ -67,12 +67,13 @@ class Fused:
 
 @dataclass(frozen=True)
 class Torch:
-    """The operators one after the other, by torch.compile where `compiled`; on a CPU they are what
-    the one pass is there.
+    """The operators one after the other, by torch.compile where `compiled`. by_token: rows lie in
+    memory as [L, N], else on a CPU as [N, L], as the one pass has them there (order.py).
     """
 
     eps: tuple[float, float]
     compiled: bool = False
+    by_token: bool = False
     by_chunk = False
 
     @property
@@ -101,10 +102,10 @@ class Torch:
 
     def _run(self, z: Tensor, bias: Tensor, *norms: Tensor) -> Tensor:
         if self.compiled:
-            return compiled(_eager, z)(z, bias, *norms, *self.eps)
-        if self.eps[0] == self.eps[1] and z.device.type == "cpu":
-            return norm_gate.norm_gate(z.transpose(0, 1), bias, *norms, self.eps[0]).transpose(0, 1)
-        return _eager(z, bias, *norms, *self.eps)
+            return compiled(_eager, z)(z, bias.unsqueeze(1), *norms, *self.eps)
+        if z.device.type == "cpu" and not self.by_token:
+            return _eager(z.transpose(0, 1), bias, *norms, *self.eps).transpose(0, 1)
+        return _eager(z, bias.unsqueeze(1), *norms, *self.eps)
 
 
 Stage = Fused | Torch
@@ -128,7 +129,7 @@ def stage_of(ffn) -> Stage:
 
 
 def _eager(z, bias, gamma_x, beta_x, gamma_gate, beta_gate, eps_x, eps_gate) -> Tensor:
-    u, g = (z + bias.unsqueeze(1)).chunk(2, dim=-1)
+    u, g = (z + bias).chunk(2, dim=-1)
     width = gamma_x.shape
     left = F.layer_norm(u, width, gamma_x, beta_x, eps_x)
     return left * F.silu(F.layer_norm(g, width, gamma_gate, beta_gate, eps_gate))

@@ -30,8 +30,9 @@ class ForeignFFN(nn.Module):
     fwd_mode = bwd_mode = "dense_v2"
     gemm_backend = "bmm"
 
-    def __init__(self, tokens, dim, k, group=None, dtype=torch.float32, seed=0):
+    def __init__(self, tokens, dim, k, group=None, dtype=torch.float32, seed=0, by_token=False):
         super().__init__()
+        self.by_token = by_token  # what lies between the GEMMs is [L, N, ...], else [N, L, ...]
         size = dist.get_world_size(group) if dist.is_initialized() and group else 1
         rank = dist.get_rank(group) if size > 1 else 0
         self.ep_group, self.ep_index, self.ep_group_size = group, rank, size
@@ -57,6 +58,10 @@ class ForeignFFN(nn.Module):
         return Exchange.apply(self.compute(x), 0, 1, self.ep_group, self.ep_group_size)
 
     def compute(self, x):
+        if self.by_token:
+            u, g = (torch.bmm(x.transpose(0, 1), self.w1) + self.b1.unsqueeze(1)).chunk(2, -1)
+            h = self.norm_x(u) * nn.functional.silu(self.norm_gate(g))
+            return (torch.bmm(h, self.wout) + self.bout.unsqueeze(1)).transpose(0, 1)
         z = torch.bmm(x.transpose(0, 1), self.w1).transpose(0, 1) + self.b1
         u, g = z.chunk(2, -1)
         h = self.norm_x(u) * nn.functional.silu(self.norm_gate(g))

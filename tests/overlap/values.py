@@ -141,14 +141,13 @@ def a_foreign_ffn_keeps_its_own_bits(world):
         group = dist.new_group(list(range(ranks)), backend="gloo")
         if world.rank >= ranks:
             continue
-        for dtype in (torch.float32, BF16):
-            ffn = ForeignFFN(16, 32, 2, group, dtype)
+        for dtype, by_token in ((torch.float32, False), (BF16, False), (BF16, True)):
+            ffn = ForeignFFN(16, 32, 2, group, dtype, by_token=by_token)
             x, dy = (drawn(world.rank, 3, 16, 32, dtype=dtype, seed=s) for s in (0, 1))
             with path.listening() as heard:
                 got = trained(partial(plugin.forward_ffn, ffn), ffn, x, dy)
-            wanted = trained(ffn, ffn, x, dy)
-            assert torch.equal(got["output"], wanted["output"]), (ranks, dtype)
-            assert not far(got, wanted, 1e-6 if dtype == torch.float32 else 1e-2)
+            apart = differing(got, trained(ffn, ffn, x, dy))
+            assert not apart, (ranks, dtype, by_token, apart)
             assert heard[0].startswith("chunks: kernel"), heard
             alone = plugin.forward_ffn(ffn, x, comp_only=True)
             assert torch.equal(alone, ffn(x, comp_only=True))
