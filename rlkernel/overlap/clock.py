@@ -25,7 +25,6 @@ from rlkernel.collectives.comm import Comm
 Work = Callable[[], object]
 L2_BYTES = 256 << 20  # more than any L2
 HEAT = 8192  # of the matrix product ahead of a start event
-STATES = ("documented", "hot")
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Block(torch.nn.Module):
 @pytest.mark.parametrize("by_token", [False, True], ids=["rows by source", "rows by token"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_works_on_any_ffn_with_the_named_attributes(dtype, by_token):
-    """In BF16 the norms' gradients of the other order are a percent away, and more with more rows."""
+    """In BF16 the norms' gradients of the other order are a percent away, with more rows more."""
     ffn = ForeignFFN(64, 16, 3, dtype=dtype, by_token=by_token)
     x, dy = drawn(0, 3, 64, 16, dtype=dtype), drawn(1, 3, 64, 16, dtype=dtype)
     before = x.clone()
