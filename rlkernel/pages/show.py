@@ -44,10 +44,10 @@ def figure(
     """The drawing of each record with its text alternative, source and table.
 
     main: the index shows this one. rows: a subset instead of all rows, as a function of a record.
-    gap: with a box where nothing was measured here; false where one stands already.
+    gap: with a word where nothing was measured here; false where it stands already.
     """
-    if evidence.local is None and gap:
-        not_measured(evidence)
+    if gap:
+        missing(evidence)
     for record in evidence.records:
         chosen = rows(record) if rows else record.rows
         _emit(
@@ -64,12 +64,12 @@ def together(
 ) -> None:
     """One drawing of the rows of several records, each named under it; gaps stand above it.
 
-    gap: with a box where nothing was measured here; false where one stands already.
+    gap: with a word where nothing was measured here; false where it stands already.
     """
     found = list(evidences)
     for one in found:
-        if one.local is None and gap:
-            not_measured(one)
+        if gap:
+            missing(one)
     records = [(one.records[0], one.local is not None) for one in found if one.records]
     chosen = [row for record, _ in records for row in record.rows]
     if not chosen:
@@ -112,14 +112,16 @@ def rows(evidence: Evidence) -> list[dict]:
 
 def topology(evidence: Evidence) -> None:
     """Where the ranks of a record stood and what moved their bytes."""
-    if evidence.local is None:
-        return not_measured(evidence)
-    run = evidence.local.run
-    facts = {"backend": run.get("backend"), "device": run.get("device"), **run.get("topology", {})}
-    paths = dict.fromkeys(p for row in evidence.local.rows for p in row.get("paths", {}).values())
+    missing(evidence)
+    if not evidence.records:
+        return
+    record = evidence.records[0]
+    run, places = record.run, record.run.get("topology", {})
+    facts = {"backend": run.get("backend"), "device": run.get("device"), **places}
+    paths = dict.fromkeys(p for row in record.rows for p in row.get("paths", {}).values())
     body = [[name.replace("_", " "), str(value)] for name, value in facts.items()]
     body += [["path", path] for path in paths]
-    return table(evidence, ["fact", "value"], body)
+    table(evidence, ["fact", "value"], body)
 
 
 def table(evidence: Evidence, header: list[str], body: list[list[str]], caption: str = "") -> None:
@@ -138,8 +140,7 @@ def table(evidence: Evidence, header: list[str], body: list[list[str]], caption:
 
 def verdict(evidence: Evidence, title: str) -> None:
     """Passed or failed, each check with its value and limit; one block a record."""
-    if evidence.local is None:
-        not_measured(evidence)
+    missing(evidence)
     for record in evidence.records:
         found = record.run.get("verdict") or {}
         passed = bool(found.get("passed"))
@@ -175,8 +176,17 @@ def coverage(evidence: Iterable[Evidence] | Evidence) -> None:
     _emit(f'<div class="rk-coverage">{columns}</div>', "COVERED / NOT COVERED", kind="coverage")
 
 
-def not_measured(evidence: Evidence) -> None:
-    """The visible gap: what it needs and the command that fills it."""
+def missing(evidence: Evidence) -> None:
+    """Nothing where it was measured here; a line where a published record stands below; else the
+    visible gap: what it needs and the command that fills it.
+    """
+    if evidence.local is not None:
+        return
+    if evidence.published:
+        where = ", ".join(dict.fromkeys(r.machine_label for r in evidence.published))
+        said = f"Measured on {where}, below; here: {evidence.missing}."
+        _emit(f'<p class="rk-source">{escape(said)}</p>', said, kind="elsewhere")
+        return
     _emit(
         '<div class="rk-gap"><strong>NOT MEASURED here: '
         f"{escape(evidence.missing)}</strong><p>On such a machine:</p>"

@@ -52,20 +52,19 @@ def browse(
     only=None,
 ) -> None:
     """Choose one of a record's cases by its axes and see it drawn; each menu offers what fits those
-    in front of it.
+    in front of it. The record is the local one, else the first published one.
 
     start: the values chosen first; where they fit no case, the first that failed, or the first one.
     Headless, that case as a static figure. again: with a button that measures the chosen case anew,
     with another seed. only: a function of the rows, to those that may be chosen.
     """
-    if found.local is None:
-        show.not_measured(found)
+    show.missing(found)
+    if not found.records:
         return
-    if only:
-        found = _only_rows(found, only)
+    found = _first(found, only)
     if show.headless():
-        default = _default(found.local.rows, axes, start)
-        show.figure(plot, _only_local(found), rows=lambda record: select(record.rows, default))
+        default = _default(show.rows(found), axes, start)
+        show.figure(plot, found, rows=lambda record: select(record.rows, default), gap=False)
         return
     import ipywidgets
     from IPython.display import HTML, display
@@ -112,7 +111,7 @@ def menus(
     """({axis: menu}, a function of the chosen values -> HTML of that case)."""
     import ipywidgets
 
-    rows, made = found.local.rows, {}
+    rows, made = show.rows(found), {}
     for name, value in _default(rows, axes, start).items():
         fitting = choices(select(rows, {n: m.value for n, m in made.items()}), (name,))[name]
         made[name] = ipywidgets.Dropdown(options=fitting, value=value, description=name)
@@ -133,7 +132,7 @@ def menus(
         picked = select(rows, chosen)
         if not picked:
             return "<p>No such case was measured.</p>"
-        return show.figure_html(plot, picked, show.sources(found.local))
+        return show.figure_html(plot, picked, show.sources(found.records[0], bool(found.local)))
 
     return made, drawn
 
@@ -196,10 +195,10 @@ def _default(rows, axes=BROWSED, start: dict[str, str] | None = None) -> dict[st
     return {name: AXES[name](first) for name in axes}
 
 
-def _only_local(found: Evidence) -> Evidence:
-    return Evidence(found.experiment, found.parameters, found.local)
-
-
-def _only_rows(found: Evidence, only: Callable) -> Evidence:
-    local = dataclasses.replace(found.local, rows=only(found.local.rows))
-    return dataclasses.replace(found, local=local)
+def _first(found: Evidence, only: Callable | None = None) -> Evidence:
+    """The first record alone, with only those of its rows."""
+    first = found.records[0]
+    if only:
+        first = dataclasses.replace(first, rows=only(first.rows))
+    local, published = (first, ()) if found.local else (None, (first,))
+    return dataclasses.replace(found, local=local, published=published)

@@ -38,7 +38,7 @@ def test_two_records_in_one_drawing_without_a_second_box(results):
     (piece,) = displayed(show.together, ffn_cost.ROOFLINE, [there, *gaps], gap=False)
     assert piece["kind"] == "figure" and "results/det-ffn/ffn" in piece["html"]
     pieces = displayed(show.together, ffn_cost.ROOFLINE, [there, *gaps])
-    assert [p["kind"] for p in pieces] == ["gap", "gap", "figure"]
+    assert [p["kind"] for p in pieces] == ["elsewhere", "gap", "figure"]
 
 
 @pytest.fixture

@@ -106,8 +106,13 @@ def test_a_gap_is_filled_by_a_published_record(monkeypatch, results):
     record(results / "published" / "tp-swiglu" / "gpu", environment=GPUS)
     monkeypatch.setattr(records, "environment", lambda: {"gpus": []})
     found = evidence.get("tp-swiglu", gpus=2, mode="catalogue")
-    gap, figure = displayed(show.figure, tp_swiglu.HEAT, found)
-    assert gap["kind"] == "gap" and "Published, 2x Some GPU" in figure["html"]
+    for call, kind in ((show.verdict, "verdict"), (show.topology, "table")):
+        line, piece = displayed(call, found, *(("A claim",) if kind == "verdict" else ()))
+        assert line["kind"] == "elsewhere" and "NOT MEASURED" not in line["html"]
+        assert piece["kind"] == kind and "Published, 2x Some GPU" in piece["html"]
+    line, figure = displayed(show.figure, tp_swiglu.HEAT, found)
+    assert line["text"] == "Measured on 2x Some GPU, below; here: needs 2 GPUs."
+    assert "Published, 2x Some GPU" in figure["html"]
 
 
 def test_coverage(found):
@@ -147,48 +152,6 @@ def test_a_sentence_in_a_table_wraps():
     assert html.count('class="long"') == 1
 
 
-# ---- which record is given -----------------------------------------------------------------------
-
-
-def test_a_folder_of_records_gives_each_part_its_own(results):
-    home = results / "tp-swiglu"
-    record(home / "old")
-    record(home / "new", started="2026-02-01T00:00:00Z")
-    record(home / "real", parameters={"mode": "equivalence", "size": "realistic"})
-    for wanted, asked in (("new", {"mode": "catalogue"}), ("real", {"size": "realistic"})):
-        found = evidence.get("tp-swiglu", run=str(home), **asked)
-        assert found.local.path.name == wanted
-    none = evidence.get("tp-swiglu", run=str(home), mode="inspect")
-    assert none.local is None and none.missing == "results/tp-swiglu holds no record of this part"
-
-
-def test_a_record_of_the_cpu_does_not_answer_for_gpus(results):
-    home = results / "tp-swiglu"
-    record(home / "cpu", device="cpu")
-    found = evidence.get("tp-swiglu", run=str(home), gpus=2, mode="catalogue")
-    assert found.local is None and "no record of this part" in found.missing
-    record(home / "gpu", device="cuda")
-    found = evidence.get("tp-swiglu", run=str(home), gpus=2, mode="catalogue")
-    assert found.local.path.name == "gpu"
-
-
-def test_the_same_question_about_another_block_is_another_record(results):
-    home, rows = results / "audit", synthetic.audits()
-    for name, blocks in (("ours", ["swiglu", "gqa"]), ("torchs", ["torch-swiglu", "torch-gqa"])):
-        record(home / name, rows, experiment="audit", parameters={"block": blocks, "fault": "all"})
-    found = evidence.get("audit", run=str(home), fault="all", nproc=(2,), block=("swiglu", "gqa"))
-    assert found.local.path.name == "ours"
-
-
-def test_a_run_counts_from_the_folder_of_results(results, monkeypatch, tmp_path):
-    record(results / "tp-swiglu" / "a")
-    monkeypatch.chdir(Path(__file__).parent)
-    found = evidence.get("tp-swiglu", run="results/tp-swiglu/a", mode="catalogue")
-    assert found.local.path.name == "a"
-    with pytest.raises(records.RecordError, match="no record at results/nothing"):
-        evidence.get("tp-swiglu", run="results/nothing")
-
-
 # ---- widgets -------------------------------------------------------------------------------------
 
 
@@ -198,6 +161,15 @@ def test_headless_shows_the_default_case_as_a_figure(found, monkeypatch):
     assert piece["kind"] == "figure" and "P = 2: missing forward reduce" in piece["html"]
     (piece,) = displayed(widgets.launch_button, "tp-swiglu", {"nproc": (2,)})
     assert piece["text"] == "python -m rlkernel tp-swiglu --nproc 2"
+
+
+def test_what_was_measured_elsewhere_can_be_browsed(found, monkeypatch):
+    there = Evidence("tp-swiglu", {}, None, (found.local,), "needs 2 GPUs")
+    monkeypatch.setenv("RLKERNEL_HEADLESS", "1")
+    line, piece = displayed(widgets.browse, tp_swiglu.HEAT, there)
+    assert line["kind"] == "elsewhere" and "Published, 2-core" in piece["html"]
+    menus, drawn = widgets.menus(tp_swiglu.HEAT, there)
+    assert "Published, 2-core" in drawn(**{n: m.value for n, m in menus.items()})
 
 
 def test_choices_and_selection(found):
@@ -277,28 +249,7 @@ def test_the_button_measures_and_shows_the_verdict(found, monkeypatch):
     assert output is not None
 
 
-# ---- parts of an experiment, and what is computed on the page ------------------------------------
-
-
-def test_a_record_answers_for_the_parts_that_it_has(results, monkeypatch):
-    monkeypatch.setattr(records, "environment", lambda: {"gpus": []})
-    for name, what in {"all": ["census", "gemm", "ffn"], "census": ["census"]}.items():
-        folder, asked = results / "published" / "det-ffn" / name, {"size": "qwen3", "what": what}
-        record(folder, experiment="det-ffn", parameters=asked, environment=GPUS)
-
-    # Asked for the default parts, but its layout made all its cases those of the layer.
-    folder = results / "published" / "det-ffn" / "layer"
-    asked = {"size": "qwen3", "what": ["census", "gemm", "ffn"]}
-    told = {"experiment": "det-ffn", "parameters": asked, "environment": GPUS}
-    record(folder, **told, cases=[{"parameters": {"what": "layer"}}])
-
-    def answered(*what: str) -> set[str]:
-        found = evidence.get("det-ffn", gpus=1, size="qwen3", what=what)
-        return {one.path.name for one in found.records}
-
-    assert answered("census") == {"all", "census"}
-    assert answered("gemm", "ffn") == answered("census", "gemm") == {"all"}
-    assert answered("layer") == {"layer"}
+# ---- what stands once, and what is computed on the page ------------------------------------------
 
 
 def test_a_second_figure_of_the_same_gap_needs_no_second_box(results, monkeypatch):
