@@ -1,8 +1,9 @@
 """What every test shares: a results folder of its own, hypothesis settings, the browser rule.
 
 No test may write into the tree's results/, nor leave anything that `git status` shows. So
-RLKERNEL_RESULTS points to a temporary folder before the first import of rlkernel, and every
-subprocess inherits it. The committed evidence is still reached by its path (`published`).
+RLKERNEL_RESULTS and RLKERNEL_PUBLISHED point to a temporary folder before the first import of
+rlkernel, and every subprocess inherits them. The committed evidence is still reached by its path
+(`published`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def pytest_configure(config):
     config.stash[_RESULTS] = tempfile.TemporaryDirectory(
         prefix="rlkernel-test-", ignore_cleanup_errors=True
     )
-    os.environ["RLKERNEL_RESULTS"] = config.stash[_RESULTS].name
+    for name in ("RLKERNEL_RESULTS", "RLKERNEL_PUBLISHED"):
+        os.environ[name] = config.stash[_RESULTS].name
 
 
 def pytest_unconfigure(config):
@@ -54,7 +56,7 @@ def root() -> Path:
 
 @pytest.fixture
 def published() -> Path:
-    """The committed evidence, whatever RLKERNEL_RESULTS says."""
+    """The committed evidence, whatever the environment says."""
     return ROOT / "results" / "published"
 
 
@@ -64,4 +66,5 @@ def results(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "results"
     folder.mkdir()
     monkeypatch.setenv("RLKERNEL_RESULTS", str(folder))
+    monkeypatch.setenv("RLKERNEL_PUBLISHED", str(folder))
     return folder

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlkernel import records
 from rlkernel.records import Record
+from rlkernel.records.publish import committed_root
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # What makes two records answers to the same question; sizes, seeds and ranks may differ.
@@ -67,7 +68,7 @@ def get(
     """
     asked = typed(experiment, parameters)
     fits = lambda r: _same(r, asked) and _on(r, gpus, parameters.get("device"))  # noqa: E731
-    published = tuple(filter(fits, records.find(experiment, published=True)))
+    published = tuple(filter(fits, records.find(experiment, committed_root(), published=True)))
     if run:
         local = _given(experiment, run, fits)
         missing = "" if local else f"{shown(Path(run))} holds no record of this part"
@@ -112,10 +113,22 @@ def place(record: Record) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path below results/ as a page names it."""
-    root = records.results_root().resolve()
+    """A path below results/ as a page names it; `located` is the way back."""
     path = path.resolve()
-    return f"results/{path.relative_to(root)}" if path.is_relative_to(root) else path.name
+    published = committed_root() / "published"
+    homes = {"results/published": published, "results": records.results_root()}
+    for name, home in homes.items():
+        if path.is_relative_to(home.resolve()):
+            return f"{name}/{path.relative_to(home.resolve())}"
+    return path.name
+
+
+def located(name: str) -> Path:
+    """Where the record lies that a page calls results/..."""
+    inside = name.removeprefix("results/")
+    if inside.startswith("published/"):
+        return committed_root().resolve() / inside
+    return records.results_root().resolve() / inside
 
 
 def _count(gpus: int) -> str:
@@ -177,6 +190,6 @@ def _given(experiment: str, run: str, fits) -> Record | None:
 
 
 def _from_root(run: str) -> Path:
-    """A relative path counts from here, or else from the folder that holds results/."""
+    """A relative path counts from here, or else it is one that a page names."""
     here = Path(run)
-    return here if here.exists() else records.results_root().resolve().parent / run
+    return here if here.exists() else located(run)

@@ -240,8 +240,8 @@ def run(
 def _environment() -> dict:
     """The kernel's environment: this package on its path, from wherever it is started."""
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    results = os.environ.get("RLKERNEL_RESULTS")
-    extra = {"RLKERNEL_RESULTS": str(Path(results).resolve())} if results else {}
+    places = {n: os.environ.get(n) for n in ("RLKERNEL_RESULTS", "RLKERNEL_PUBLISHED")}
+    extra = {name: str(Path(place).resolve()) for name, place in places.items() if place}
     return {**os.environ, **extra, "PYTHONPATH": path, "RLKERNEL_HEADLESS": "1"}
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from rlkernel import records
 from rlkernel.pages import parameters
+from rlkernel.records.publish import committed_root
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -164,13 +165,14 @@ def inputs_of_package(package: Path = ROOT / "rlkernel") -> str:
 
 def _shown_records(executed: Path) -> list[Path]:
     """The run.json of every record that a page shows, and of every published one."""
-    root = records.results_root().resolve()
+    from rlkernel.pages import evidence
+
     book = json.loads(executed.read_text(encoding="utf-8"))
     outputs = [o for cell in book["cells"] for o in cell.get("outputs", ())]
     metas = [o.get("metadata", {}).get("rlkernel", {}) for o in outputs]
     shown = {m["record"] for m in metas if m.get("record", "").startswith("results/")}
-    local = {root / name.removeprefix("results/") / "run.json" for name in shown}
-    return sorted(local | set((root / "published").glob("*/*/run.json")))
+    local = {evidence.located(name) / "run.json" for name in shown}
+    return sorted(local | set((committed_root().resolve() / "published").glob("*/*/run.json")))
 
 
 # ---- command lines -------------------------------------------------------------------------------

@@ -189,8 +189,7 @@ def _known(sweep: Sweep) -> dict[str, Point]:
         points = [Point(**p) for p in told]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    root = records.results_root().resolve()
-    here = [p for p in points if (root / p.record.removeprefix("results/")).exists()]
+    here = [p for p in points if evidence.located(p.record).exists()]
     return {p.key: p for p in here if p.status == "ok"}
 
 

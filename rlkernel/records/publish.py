@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tempfile
 from pathlib import Path
 
 from rlkernel.records import perfetto, trace
-from rlkernel.records.scrub import scrub_all
+from rlkernel.records.scrub import REPOSITORY, scrub_all
 from rlkernel.records.store import (
     ROWS,
     RUN,
@@ -18,15 +19,22 @@ from rlkernel.records.store import (
     append_lines,
     now,
     read,
-    results_root,
     write_json,
 )
 
 SMALL = 1_000_000  # bytes of samples, and of traces, that a repository may carry for one run
 
 
+def committed_root() -> Path:
+    """The results folder whose published/ is committed: $RLKERNEL_PUBLISHED, or results/ in the
+    repository. It does not move with the runs.
+    """
+    chosen = os.environ.get("RLKERNEL_PUBLISHED")
+    return Path(chosen).expanduser() if chosen else REPOSITORY / "results"
+
+
 def publish(run_path: Path | str, name: str | None = None, root: Path | None = None) -> Path:
-    """Copy a run to <root>/published/<experiment>/<name>/ (name: the folder's own by default).
+    """Copy a run to <root>/published/<experiment>/<name>/, root: committed_root() by default.
 
     Raises RecordError for a run that is not finished, and for a name that is taken: committed
     evidence is never overwritten.
@@ -39,7 +47,7 @@ def publish(run_path: Path | str, name: str | None = None, root: Path | None = N
     name = name or Path(run_path).resolve().name
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise RecordError(f"{name!r} is no name for a run: use letters, digits, '-', '_', '.'")
-    home = Path(root or results_root()) / "published" / record.experiment
+    home = Path(root or committed_root()) / "published" / record.experiment
     target = home / name
     if target.exists():
         raise RecordError(f"{record.experiment}/{name} is published already: choose another name")

@@ -51,6 +51,19 @@ def test_a_run_counts_from_the_folder_of_results(results, monkeypatch, tmp_path)
         evidence.get("tp-swiglu", run="results/nothing")
 
 
+def test_published_records_stay_when_runs_go_elsewhere(results, monkeypatch, tmp_path):
+    """Found beside what was measured there, and by the name that a page gives them."""
+    monkeypatch.setenv("RLKERNEL_PUBLISHED", str(tmp_path / "checkout"))
+    there = record(tmp_path / "checkout" / "published" / "tp-swiglu" / "gpu", environment=GPUS)
+    local = record(results / "tp-swiglu" / "a")
+    found = evidence.get("tp-swiglu", run=str(local.path), mode="catalogue")
+    names = [evidence.place(one) for one in found.records]
+    assert names == ["results/tp-swiglu/a", "results/published/tp-swiglu/gpu"]
+    monkeypatch.chdir(Path(__file__).parent)
+    given = evidence.get("tp-swiglu", run=names[1], mode="catalogue")
+    assert given.local.path.resolve() == there.path.resolve()
+
+
 def test_a_record_answers_for_the_parts_that_it_has(results, monkeypatch):
     monkeypatch.setattr(records, "environment", lambda: {"gpus": []})
     for name, what in {"all": ["census", "gemm", "ffn"], "census": ["census"]}.items():

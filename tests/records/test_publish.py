@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlkernel.records import RecordError, RunFolder, find, read, trace
-from rlkernel.records.publish import SMALL, publish
+from rlkernel.records.publish import SMALL, committed_root, publish
 from rlkernel.records.scrub import REPOSITORY, scrub, scrub_all
 from tests.records import traces
 
@@ -51,6 +51,16 @@ def test_a_published_run_reads_like_the_original(run, tmp_path):
     assert record.rows[0]["result"]["x"] == 1e-9 and record.samples == original.samples
     assert sorted(p.name for p in target.iterdir()) == ["cases.jsonl", "run.json", "samples.jsonl"]
     assert record.run["started"] == original.run["started"] and "process" not in record.run
+
+
+def test_what_is_published_belongs_to_the_checkout(run, root, monkeypatch, tmp_path):
+    """Runs may go elsewhere; the committed evidence does not, and is found."""
+    assert committed_root() != root / "results", "no test publishes into the tree"
+    assert publish(run.path, "checkout") == committed_root() / "published/toy/checkout"
+    monkeypatch.setenv("RLKERNEL_RESULTS", str(tmp_path))
+    monkeypatch.delenv("RLKERNEL_PUBLISHED")
+    assert committed_root() == root / "results"
+    assert len(find("tp-swiglu", committed_root(), published=True)) > 2
 
 
 def test_nothing_tells_whose_it_was(run, tmp_path):
