@@ -21,10 +21,11 @@ from rlkernel.pages.evidence import Evidence, is_stale, place
 from rlkernel.records import Record, environment, label
 
 CARDS = Path(__file__).parent / "template" / "cards.css"
+WIDE = 8  # columns; with more they stand closer
 OPEN_ROWS = 12  # a longer table starts closed
 COMPUTED = "Computed here as this page was made, on the CPU; no record holds it."
 DPI = 160  # 1.6 dots a CSS pixel: a page with ten figures stays below two megabytes
-LONG = 80  # characters; a cell with more is a sentence and wraps
+SHORT, LONG = 20, 80  # characters: a cell with more wraps; with many more it is a sentence
 
 
 def headless() -> bool:
@@ -238,13 +239,14 @@ def table_html(header: list[str], body: list[list[str]]) -> str:
     right = [bool(body) and all(_numeric(line[i]) for line in body) for i in range(len(header))]
     cell = "<{0}{1}>{2}</{0}>".format
     mark = [' class="n"' if r else "" for r in right]
+    wide = ' class="wide"' if len(header) > WIDE else ""
     head = "".join(cell("th", m, escape(h)) for m, h in zip(mark, header, strict=True))
     lines = ""
     for line in body:
         cells = zip(mark, map(str, line), strict=True)
         lines += f"<tr>{''.join(cell('td', m or _long(c), escape(c)) for m, c in cells)}</tr>"
     return (
-        '<div class="rk-scroll" tabindex="0"><table>'
+        f'<div class="rk-scroll" tabindex="0"><table{wide}>'
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
@@ -277,7 +279,8 @@ def sources(record: Record, local: bool = True) -> str:
 
 
 def _long(text) -> str:
-    return ' class="long"' if len(str(text)) > LONG else ""
+    length = len(str(text))
+    return ' class="long"' if length > LONG else ' class="words"' if length > SHORT else ""
 
 
 def _numeric(text: str) -> bool:

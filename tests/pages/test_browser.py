@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from rlkernel.pages import show
 from tests.pages import browser
 
 WIDTHS = (1280, 400)
@@ -60,6 +62,31 @@ def test_dark(built, chromium):
     assert faults(seen) == []
     ground = "getComputedStyle(document.body).backgroundColor"
     assert chromium.evaluate(ground) == "rgb(18, 24, 31)"
+
+
+def boxed(chromium, page, width: int) -> dict:
+    """How wide a table is, how wide its box, and whether the box shades what is outside."""
+    assert faults(chromium.look(page, width)) == []
+    return chromium.evaluate(
+        "(() => { const box = document.querySelector('.rk-scroll'); return {"
+        "table: box.scrollWidth, box: box.clientWidth, moves: getComputedStyle(box).overflowX,"
+        "shaded: getComputedStyle(box).backgroundImage.includes('gradient') } })()"
+    )
+
+
+def test_a_wide_table_wraps_and_what_does_not_fit_scrolls_in_its_box(chromium, tmp_path):
+    header = ["schedule", *(f"T comm {n} us" for n in range(10)), "path"]
+    line = ["kernel, 4 chunks", *["10,219.3"] * 10, "chunks: kernel, 4 slices by gloo"]
+    page, css = tmp_path / "wide.html", (show.CARDS, show.CARDS.with_name("page.css"))
+    page.write_text(
+        '<!DOCTYPE html><link rel="icon" href="data:,">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{''.join(map(Path.read_text, css))}</style>"
+        f'<body class="rk-page"><main>{show.table_html(header, [line])}</main></body>'
+    )
+    wide, narrow = (boxed(chromium, page, width) for width in WIDTHS)
+    assert wide["table"] <= wide["box"], wide
+    assert narrow["table"] > narrow["box"] and narrow["moves"] == "auto" and narrow["shaded"]
 
 
 BLANK = io.BytesIO()
