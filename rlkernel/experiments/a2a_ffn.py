@@ -250,7 +250,7 @@ def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list
                 body.append([
                     label, state, name, paths[name], _us(line), f"{line['tokens_per_s']:.3g}",
                     f"{line['ratio']['median']:.3f}", f"{line['ceiling']:.3f}",
-                    f"{line['hidden']['median']:+.2f}",
+                    f"{line['hidden']['median']:+.2f} ± {line['hidden']['ci95']:.2f}",
                     f"{exposed['median']:.1f}" if exposed else "-",
                 ])  # fmt: skip
     return header, body

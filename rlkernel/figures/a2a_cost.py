@@ -143,7 +143,8 @@ def swept(rows: Rows) -> list[list[Line]]:
 @style.styled
 def sweep(rows: Rows):
     """Against the number of chunks: T serial / T overlap with its p10 to p90, and the hidden
-    fraction, estimated (solid) and from the trace (dashed, the least of the ranks)."""
+    fraction, estimated (solid; pale where that is noise) and from the trace (dashed, the least of
+    the ranks)."""
     found = swept(rows)
     if not found:
         return schedules.gap("one chunk count only")
@@ -154,7 +155,12 @@ def sweep(rows: Rows):
         how = {**LOOK[first.schedule], "markersize": 5, "lw": 1.6}
         how["alpha"] = 0.5 if first.backward else 1.0
         _curve(left, [(one.chunks, one.speedup) for one in same], how)
-        _curve(right, [(one.chunks, one.estimate) for one in same], how)
+        clear = [(one.chunks, one.estimate) for one in same if not one.noisy]
+        if len(clear) < len(same):
+            pale = {**how, "alpha": schedules.FADED * how["alpha"]}
+            _curve(right, [(one.chunks, one.estimate) for one in same], pale, "pale")
+            how["ls"] = ""
+        _curve(right, clear, how)
         seen = [(one.chunks, one.least) for one in same if one.least is not None]
         if seen:
             right.plot(*zip(*seen), **{**how, "ls": (0, (4, 2)), "mfc": style.PAPER}, gid="trace")
@@ -176,13 +182,13 @@ def sweep(rows: Rows):
     return figure
 
 
-def _curve(axes, points: list[tuple[int, dict | None]], how: dict) -> None:
+def _curve(axes, points: list[tuple[int, dict | None]], how: dict, gid="curve") -> None:
     known = [(x, ratio) for x, ratio in points if ratio]
     if known:
         xs = [x for x, _ in known]
         low, middle, high = ([r[f] for _, r in known] for f in ("p10", "median", "p90"))
         axes.fill_between(xs, low, high, color=how["color"], alpha=0.16, lw=0, gid="band")
-        axes.plot(xs, middle, **how)
+        axes.plot(xs, middle, **how, gid=gid)
 
 
 def sweep_alt(rows: Rows) -> str:
@@ -200,6 +206,7 @@ def sweep_alt(rows: Rows) -> str:
 def _short(line: Line) -> str:
     told = [f"{line.speedup['median']:.3f}"] if line.speedup else []
     told += [f"hidden {signed(line.estimate['median'])}"] if line.estimate else []
+    told += [f"({schedules.noise(line)})"] if line.noisy else []
     return " ".join(told) or f"trace {style.number(line.least, 2)}"
 
 
@@ -208,7 +215,7 @@ def sweep_table(rows: Rows) -> Table:
     body = [
         [
             schedules.title(one, every, counted=False), str(one.chunks),
-            schedules.spread(one.speedup, "{:.3f}".format), schedules.spread(one.estimate),
+            schedules.spread(one.speedup, "{:.3f}".format), schedules.estimated(one),
             "-" if one.least is None else f"{one.least:.2f}", one.path or "-",
         ]
         for one in every
@@ -224,5 +231,5 @@ SWEEP = Plot(
     sweep_alt,
     sweep_table,
     "More chunks start earlier and cost more launches, smaller products and smaller messages. "
-    "Band: p10 to p90 of the paired ratio. Red: no gain.",
+    "Band: p10 to p90 of the paired ratio. Red: no gain. Pale: the estimate is noise.",
 )

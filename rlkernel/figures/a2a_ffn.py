@@ -6,6 +6,8 @@ Times and chunk counts: a2a_cost.py. The price of sharing a chip: a2a_sharing.py
 
 from __future__ import annotations
 
+import math
+
 from matplotlib.lines import Line2D
 
 from rlkernel.records import intervals
@@ -137,7 +139,8 @@ def _judged(rows: Rows) -> list[Line]:
 @style.styled
 def hidden(rows: Rows):
     """The hidden fraction of each schedule, twice: the signed estimate from times with its p10 to
-    p90, and what a trace shows, a mark a rank. 0 is nothing hidden, left of it overlap costs."""
+    p90, and what a trace shows, a mark a rank. 0 is nothing hidden, left of it overlap costs. An
+    estimate that is noise is pale, with its 95 % interval."""
     found = _judged(rows)
     if not found:
         return schedules.gap("neither timed nor traced")
@@ -148,12 +151,16 @@ def hidden(rows: Rows):
         colour = LOOK[line.schedule]["color"]
         estimate = line.estimate
         if estimate:
-            low, high = min(low, estimate["p10"] - 0.05), max(high, estimate["p90"] + 0.05)
-            axes.hlines(place - 0.16, estimate["p10"], estimate["p90"], color=colour, lw=2)
+            first, last = _interval(line)
+            low, high = min(low, first - 0.05), max(high, last + 0.05)
+            pale = schedules.FADED if line.noisy else 1.0
+            axes.hlines(place - 0.16, first, last, color=colour, lw=2, alpha=pale, gid="interval")
             axes.plot([estimate["median"]], [place - 0.16], marker="o", color=colour, markersize=7,
-                      gid="estimate")  # fmt: skip
-            axes.annotate(signed(estimate["median"]), (estimate["p90"], place - 0.16), (7, 0),
-                          textcoords="offset points", va="center", fontsize=9)  # fmt: skip
+                      alpha=pale, gid="estimate")  # fmt: skip
+            said = signed(estimate["median"])
+            said += f", {schedules.noise(line)}" if line.noisy else ""
+            axes.annotate(said, (last, place - 0.16), (7, 0), textcoords="offset points",
+                          va="center", fontsize=9, alpha=max(pale, 0.6))  # fmt: skip
         _ranks(axes, place + 0.18, line, colour)
     axes.axvspan(low, 0, color=EXPOSED, alpha=0.45, lw=0, zorder=0)
     axes.axvline(0, color=style.LIMIT, lw=1.2)
@@ -169,6 +176,15 @@ def hidden(rows: Rows):
     marks = [Line2D([], [], marker=mark, label=name, **how) for mark, name in said.items()]
     figure.legend(handles=marks, loc="outside upper right", ncols=2, frameon=False, fontsize=8.5)
     return figure
+
+
+def _interval(line: Line) -> tuple[float, float]:
+    """p10 to p90, or the 95 % interval where that is wide; around a lone round there is none."""
+    estimate = line.estimate
+    if not line.noisy or not math.isfinite(estimate["ci95"]):
+        return estimate["p10"], estimate["p90"]
+    ends = (estimate["mean"] - estimate["ci95"], estimate["mean"] + estimate["ci95"])
+    return min(ends[0], estimate["median"]), max(ends[1], estimate["median"])
 
 
 def _ranks(axes, y: float, line: Line, colour: str) -> None:
@@ -193,6 +209,7 @@ def hidden_alt(rows: Rows) -> str:
     for line in found:
         estimate = line.estimate
         told = f"estimate {signed(estimate['median'])}" if estimate else "not timed"
+        told += f" ({schedules.noise(line)})" if line.noisy else ""
         parts.append(f"{schedules.title(line, found)}: {told}, trace {_trace(line)}")
     return f"Share of the communication that is hidden, with its sign. {'; '.join(parts)}."
 
@@ -213,7 +230,7 @@ def hidden_table(rows: Rows) -> Table:
         seen = [t["exposed_us"] for t in line.seen if t["exposed_us"] is not None]
         preset = line.timed.get("exposed_us")
         body.append([
-            schedules.title(line, found), schedules.spread(line.estimate),
+            schedules.title(line, found), schedules.estimated(line),
             _trace(line), f"{max(seen):,.1f}" if seen else "-",
             schedules.spread(preset, "{:,.1f}".format), line.path or "-",
         ])  # fmt: skip
@@ -226,7 +243,8 @@ HIDDEN = Plot(
     hidden_alt,
     hidden_table,
     "The estimate counts whatever made the call faster or slower, and keeps its sign; the trace "
-    "counts what ran at the same time. They agree only where nothing else changed.",
+    "counts what ran at the same time. They agree only where nothing else changed. Pale: noise, "
+    f"a 95 % interval of more than ± {schedules.NOISE:g}, drawn instead of p10 to p90.",
 )
 
 

@@ -19,6 +19,7 @@ TIMES = ("serial", "overlap", "comm", "wire", "comp")
 COMMAND = "python -m rlkernel a2a-ffn --device cuda --nproc 2"
 NOT_MEASURED = f"NOT MEASURED here. On a machine with two GPUs: {COMMAND}"
 EXPOSED = "#f6d5cb"
+NOISE, FADED = 0.25, 0.35  # half the width of a 95 % interval from which an estimate is pale
 
 LOOK = {
     "none": {"color": style.MUTED, "marker": "v"},
@@ -100,8 +101,15 @@ class Line:
 
     @property
     def estimate(self) -> dict | None:
-        """(T serial - T overlap) / T comm with its sign: {"median", "p10", "p90"}."""
+        """(T serial - T overlap) / T comm with its sign: {"median", "p10", "p90", "mean", "ci95"},
+        ci95 being half the width of the mean's 95 % interval.
+        """
         return self.timed.get("hidden")
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the estimate could as well be another one: it is shown pale, and says so."""
+        return bool(self.estimate) and self.estimate["ci95"] > NOISE
 
     @property
     def ceiling(self) -> float | None:
@@ -207,6 +215,15 @@ def spread(ratio: dict | None, form=signed) -> str:
     if not ratio:
         return "-"
     return f"{form(ratio['median'])} ({form(ratio['p10'])}, {form(ratio['p90'])})"
+
+
+def estimated(line: Line) -> str:
+    """The estimate in a table: `median (p10, p90)`, with its interval where that is wide."""
+    return spread(line.estimate) + (f", {noise(line)}" if line.noisy else "")
+
+
+def noise(line: Line) -> str:
+    return f"noise: ± {line.estimate['ci95']:.2f}"
 
 
 def kinds_legend(figure, kinds, exposed: bool = False) -> None:

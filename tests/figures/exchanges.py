@@ -8,7 +8,8 @@ SERIAL = COMM + COMP
 
 
 def ratio(median: float, width: float = 0.02) -> dict:
-    return {"median": median, "p10": median - width, "p90": median + width}
+    around = {"median": median, "p10": median - width, "p90": median + width}
+    return around | {"mean": median, "ci95": width / 2}
 
 
 def term(us: float, ranks: int = 2) -> dict:

@@ -104,6 +104,28 @@ def test_a_loss_keeps_its_sign_in_figure_table_and_words():
     assert schedules.signed(0.4) == "+0.40" and schedules.signed(-0.4) == "-0.40"
 
 
+def test_noise_is_pale_and_says_so():
+    """Wider than 0.25 either way: the sign stays, the interval stands where p10 to p90 did."""
+    row = exchanges.row({"sm-free/2": 1.1, "sm-free/4": 1.15})
+    four = row["result"]["times"]["documented"]["schedules"]["sm-free/4"]["hidden"]
+    for half, pale in ((0.25, False), (0.26, True), (float("inf"), True)):
+        four |= {"ci95": half, "mean": four["median"] + 0.1}
+        axes = a2a_ffn.hidden([row]).axes[0]
+        (mark,) = marks(axes, "estimate")
+        (interval,) = [c for c in axes.collections if c.get_gid() == "interval"]
+        assert (mark.get_alpha() < 1) == (interval.get_alpha() < 1) == pale
+        said = "noise: ±"
+        table = [a2a_ffn.hidden_table([row])[1][0][1], a2a_ffn.SWEEP.table([row])[1][1][3]]
+        words = [*looks.words(axes), a2a_ffn.hidden_alt([row]), a2a_ffn.SWEEP.alt([row])]
+        assert all((said in text) == pale and text.startswith("+0.65") for text in table)
+        assert sum(said in text for text in words) == 3 * pale
+        if half == 0.26:
+            (ends,) = interval.get_segments()
+            assert list(ends[:, 0]) == pytest.approx([four["mean"] - 0.26, four["mean"] + 0.26])
+        (curve,) = marks(a2a_ffn.SWEEP.draw([row]).axes[1], "curve")
+        assert list(curve.get_xdata()) == ([2] if pale else [2, 4])
+
+
 def test_estimate_and_trace_are_two_marks():
     axes = a2a_ffn.hidden([exchanges.row({"sm-free/4": 1.1}, ranks=4)]).axes[0]
     assert len(marks(axes, "estimate")) == 1

@@ -35,7 +35,8 @@ def test_the_page_shows_what_it_must(built):
     ):
         assert any(alt.startswith(start) for alt in alts.values()), start
     hidden = alts["Share of the communication that is hidden, with its sign"]
-    assert re.findall(r"estimate [+-]\d+\.\d\d, trace \d\.\d\d", hidden), hidden
+    number = r"[+-]\d+\.\d\d(?: \(noise: . \S+\))?"
+    assert re.findall(rf"estimate {number}, trace \d\.\d\d", hidden), hidden
     timelines = next(alt for alt in page.alts if alt.startswith("Timelines"))
     assert re.search(r"none: [\d,]+ µs, hidden 0%", timelines), timelines
 
