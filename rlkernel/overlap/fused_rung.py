@@ -19,7 +19,7 @@ from rlkernel.collectives.peer_memory import check_one_host, driver
 from rlkernel.compare import bit_report
 from rlkernel.kernels import a2a_gemm
 from rlkernel.kernels.stream import is_hopper
-from rlkernel.overlap import ladder, pipeline
+from rlkernel.overlap import ladder, patience, pipeline
 from rlkernel.overlap import stage as stages
 from rlkernel.overlap.fused_kernel import Choice, Fused, Layer
 from rlkernel.overlap.fused_memory import FusedMemory
@@ -83,6 +83,7 @@ def _asked(comm: Comm, at: Layout, stage: stages.Stage, like: Tensor, more: dict
     local = Fused(comm, at, stage, like.dtype, local=True, choice=choice)
     mine = torch.tensor([proven(at, stage, like, local)], device=like.device)
     if at.ranks > 1:
+        patience.wait_for_all(comm, "fused ladder")  # a try compiles
         mine = comm.all_gather(mine.to(torch.uint8), "fused ladder", "ep").bool().all(0)[None]
     forward, backward = mine.flatten().tolist()
     if not forward:
