@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlkernel.experiments import matrix
+from rlkernel.experiments import a2a_nodes, matrix
 from rlkernel.experiments.case import TARGETS, Case, UsageError, check_seeds, param
 from rlkernel.grid import Grid, is_power_of_two
 
@@ -33,17 +33,19 @@ COVERED = (
 )
 NOT_COVERED = (
     "a kernel that exchanges and multiplies: `kernel` is the chunk pipeline, and its path says so",
-    "two real nodes: partial milestone",
     "optional backends (fused, FP8, CuTeDSL) and other fwd_modes: not available here",
     "the environment pins torch 2.6, NCCL 2.21.5, Triton 3.2: this record's own are in it",
     "an optimizer step, or more than one block",
-)
+)  # and what of several nodes: coverage()
 
 
 @dataclass(frozen=True)
 class Params:
     overlap: tuple[str, ...] = param(("none",), "schedules, beside none", choices=OVERLAPS)
     nproc: tuple[int, ...] = param((), "ranks; by default 2, or those of the matrix", unit="ranks")
+    nodes: int = param(
+        1, "agents on this machine that stand for so many nodes; real ones: NNODES", unit="nodes"
+    )
     batch_size: int = param(512, "B, of each rank")
     tokens: int = param(64, "T; P must divide it")
     dim: int = param(1280, "D; T must divide it for the block")
@@ -131,6 +133,8 @@ def _case(params: Params, one: matrix.Configuration, plugin: dict) -> Case:
         "protocol": "+".join(dict.fromkeys(params.protocol)), "trace": params.trace,
         "transport": params.transport, **plugin,
     }  # fmt: skip
+    if params.nodes > 1:
+        parameters["nodes"] = params.nodes
     return Case(NAME, Grid(dp=one.ranks), params.dtype, params.seed, params.fault, parameters)
 
 
@@ -148,6 +152,8 @@ def _check_modes(params: Params) -> None:
     if params.fault != "none" and (params.comp_only or params.check_correctness == "off"):
         raise UsageError(f"fault={params.fault} would pass unseen: comp_only and "
                          "check_correctness=off check nothing")  # fmt: skip
+    if params.nodes not in (1, 2):
+        raise UsageError(f"nodes={params.nodes}: expected 1 or 2 here; real ones: NNODES")
     for name, least in (("comm_scale", 1), ("compute_scale", 1), ("batch_size", 1), ("dim", 1),
                         ("k", 1), ("warmup", 0), ("num_tests", 0)):  # fmt: skip
         if getattr(params, name) < least:
@@ -161,6 +167,8 @@ def _check_modes(params: Params) -> None:
 def _check_shape(params: Params, one: matrix.Configuration) -> None:
     if not is_power_of_two(one.ranks):
         raise UsageError(f"nproc={one.ranks} is not possible: a grid has 1, 2, 4, 8, ... ranks")
+    if one.ranks % params.nodes:
+        raise UsageError(f"nproc={one.ranks} does not divide over nodes={params.nodes}")
     if one.tokens < 1 or one.tokens % one.ranks:
         raise UsageError(f"tokens={one.tokens} does not divide over {one.ranks} ranks: T % P")
     if one.block and one.dim % one.tokens:
@@ -253,7 +261,12 @@ def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list
                     f"{line['hidden']['median']:+.2f} ± {line['hidden']['ci95']:.2f}",
                     f"{exposed['median']:.1f}" if exposed else "-",
                 ])  # fmt: skip
-    return header, body
+    return a2a_nodes.widened(header, body, rows, _label)
+
+
+def coverage(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[str]]:
+    covered, missing = a2a_nodes.coverage(rows)
+    return [*COVERED, *covered], [*missing, *NOT_COVERED]
 
 
 def protocol(params: Params) -> dict:
@@ -279,6 +292,8 @@ def _label(row: Mapping) -> str:
     way = " fwd+bwd" if at["backward"] else ""
     alone = "" if at["block"] else " layer"
     shape = f"B={at['batch']} T={at['tokens']} D={at['dim']} k={at['k']}"
+    where = a2a_nodes.told(row)
+    shape += f" on {where}" if where else ""
     for name in ("comm_scale", "compute_scale"):
         shape += f" {name}={at[name]}" if at.get(name, 1) != 1 else ""
     return f"P={p} {shape} {case['dtype']}{way}{alone}{fault}"

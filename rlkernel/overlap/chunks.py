@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from rlkernel.collectives.comm import Comm
 from rlkernel.overlap.layout import Layout
 from rlkernel.overlap.timeline import span
 
+Key = TypeVar("Key", int, tuple[int, ...])  # of an arrival
 SITES = {"forward": ("dispatch", "combine"), "backward": ("combine.dx", "dispatch.dx")}
 
 
@@ -68,7 +71,7 @@ class Messages:
 
     # -- there -------------------------------------------------------------------------------------
 
-    def dispatch(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def dispatch(self, x: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
         at = self.layout
         x = x.view(at.batch, at.ranks, at.local, at.dim).transpose(0, 1)  # [P, B, L, D]
         # Ahead of the fork, so that the side stream may write it.
@@ -82,33 +85,12 @@ class Messages:
                 if self.side is not None:
                     arrivals[i].arriving.landing.record_stream(self.caller)
                     packed.append(self.side.record_event())
-        for i in self._order(arrivals):
+        coming = dict(enumerate(arrivals))
+        for i in as_they_come(coming) if self.by_arrival else coming:
             if self.side is not None:  # where nothing is sent, nothing else orders the two
                 self.caller.wait_event(packed[i])
             came = arrivals[i].take()
-            yield i, self._unpadded(came, self.slices[i]).flatten(0, 1)
-
-    def _order(self, arrivals: list[exchange.Arrival]) -> Iterator[int]:
-        if not self.by_arrival:
-            yield from range(len(arrivals))
-            return
-        done: queue.SimpleQueue = queue.SimpleQueue()
-
-        def wait(i: int) -> None:
-            try:
-                arrivals[i].wait()
-            except Exception as error:  # for the caller's thread
-                done.put((i, error))
-            else:
-                done.put((i, None))
-
-        for i in range(len(arrivals)):
-            threading.Thread(target=wait, args=(i,), daemon=True).start()
-        for _ in arrivals:
-            i, error = done.get()
-            if error is not None:
-                arrivals[i].fail(error)
-            yield i
+            yield i, slice(0, at.rows), self._unpadded(came, self.slices[i]).flatten(0, 1)
 
     def keep(self, parts: dict[int, Tensor]) -> dict[int, Tensor]:
         return parts
@@ -171,6 +153,30 @@ class Messages:
             return contextlib.nullcontext()
         self.side.wait_stream(self.caller)
         return torch.cuda.stream(self.side)
+
+
+def as_they_come(arrivals: Mapping[Key, exchange.Arrival]) -> Iterator[Key]:
+    """The key of each arrival once it is there, on a CPU; of several that are, the smallest."""
+    done: queue.SimpleQueue = queue.SimpleQueue()
+
+    def wait(key: Key) -> None:
+        try:
+            arrivals[key].wait()
+        except Exception as error:  # for the caller's thread
+            done.put((key, error))
+        else:
+            done.put((key, None))
+
+    for key in arrivals:
+        threading.Thread(target=wait, args=(key,), daemon=True).start()
+    here: list[Key] = []
+    for _ in arrivals:
+        while not here or not done.empty():
+            key, error = done.get()
+            if error is not None:
+                arrivals[key].fail(error)
+            heapq.heappush(here, key)
+        yield heapq.heappop(here)
 
 
 @functools.cache

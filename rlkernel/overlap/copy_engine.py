@@ -98,7 +98,7 @@ class Pushes:
 
     # -- there -------------------------------------------------------------------------------------
 
-    def dispatch(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def dispatch(self, x: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
         """Copies are given two chunks ahead of the GEMMs: all at once would hold up the first GEMM
         by what the host needs for them.
         """
@@ -110,10 +110,10 @@ class Pushes:
         for i, tokens in enumerate(self.slices):
             self.main.wait_event(own[i])
             if self.fault == "early-chunk" and i == 0:
-                yield i, self._poisoned(whole[:, tokens])
+                yield i, slice(0, at.rows), self._poisoned(whole[:, tokens])
             else:
                 self._await(THERE + i)
-                yield i, whole[:, tokens]
+                yield i, slice(0, at.rows), whole[:, tokens]
             self._push(x, own, 1)
         self._watch(self.there, THERE, len(self.slices))
 

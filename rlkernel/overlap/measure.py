@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlkernel.collectives import exchange
 from rlkernel.collectives.comm import Comm
-from rlkernel.overlap import checks, copy_engine, faults, judge, path, patience, seen, terms
+from rlkernel.overlap import checks, copy_engine, faults, judge, nodes, path, patience, seen, terms
 from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.clock import Clock, interleaved
 from rlkernel.overlap.layer import A2AFFN, RankMixer, with_ep
@@ -21,7 +21,7 @@ from rlkernel.overlap.layout import layout_of
 from rlkernel.overlap.stage import stage_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TRACED = 3  # calls of each variant in a trace
+TRACED, TRACED_APART = 3, 9  # calls of each variant in a trace: on one node, on several
 Work = Callable[[], object]
 
 
@@ -48,6 +48,7 @@ class Bench:
         self.x = draw().to(DTYPES[case.dtype])
         self.dy = draw().to(DTYPES[case.dtype]) if at["backward"] else None
         self.layout = layout_of(self.layer, self.x)
+        self.nodes = len(nodes.of(self.comm).sizes)
 
     # -- what is called ----------------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ class Bench:
         for direction in ("forward", "backward")[: 1 if self.dy is None else 2]:
             route = Messages(self.comm, self.layout, self.layout.slices(1), self.x, direction,
                              name="none", scale=self.at["comm_scale"], beside=False)  # fmt: skip
-            for _, part in route.dispatch(self.x):
+            for _, _, part in route.dispatch(self.x):
                 route.results[0] = part
             route.send(0)
             route.collect()
@@ -160,7 +161,7 @@ def row(case, comm: Comm) -> dict:
     passed = all(held for _, held, _, _ in found)
     result = {
         "lines": lines, "layer": asdict(bench.layout), "stage": stage_of(bench.layer).name,
-        "device": comm.device.type, "none_path": heard[0],
+        "device": comm.device.type, "none_path": heard[0], "topology": nodes.described(comm),
     }  # fmt: skip
     if passed and at["tests"] and case.fault == "none":
         result |= timed(bench, comm, lines)
@@ -169,6 +170,8 @@ def row(case, comm: Comm) -> dict:
         result["seen"], check = seen.seen(result["trace"], variants, comm)
         found.append(check)
         passed = check[1]
+    if result["topology"]["nodes"] > 1:
+        _add_reached(result)
     return {"passed": passed, "checks": found, **result}
 
 
@@ -214,14 +217,26 @@ def timed(bench: Bench, comm: Comm, lines: list[dict]) -> dict:
             for line in lines
         }
         report[state] = {"terms": named, "none": serial, "schedules": found}
+        if bench.nodes > 1:
+            for name, line in found.items():
+                line["reached"] = {"time": terms.reached(times, name)}
     return {"times": report, "samples": samples}
+
+
+def _add_reached(result: dict) -> None:
+    """By traces, beside what times say."""
+    for times in result.get("times", {}).values():
+        for name, line in times.get("schedules", {}).items():
+            ratio, shown = line["reached"]["time"]["comp_over_comm"], result.get("seen", {})
+            if name in shown:
+                line["reached"]["trace"] = terms.reached_in_trace(shown[name], ratio)
 
 
 # -- traces ----------------------------------------------------------------------------------------
 
 
 def traced(bench: Bench) -> tuple[str, list[str]]:
-    """TRACED calls of each variant under torch.profiler, each in a range of the variant's name ->
+    """Some calls of each variant under torch.profiler, each in a range of the variant's name ->
     (path of a chrome trace, which whoever called takes away; the names).
     """
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -246,7 +261,7 @@ def traced(bench: Bench) -> tuple[str, list[str]]:
     with profile(activities=kinds):  # the first kernels of a process's first trace may be lost
         calls(1)
     with profile(activities=kinds) as found:
-        calls(TRACED)
+        calls(TRACED if bench.nodes == 1 else TRACED_APART)
     file, name = tempfile.mkstemp(suffix=".json.gz", prefix="rlkernel-trace-")
     os.close(file)
     found.export_chrome_trace(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlkernel.overlap import ladder, path, pipeline
+from rlkernel.overlap import ladder, nodes, path, pipeline, two_levels
 from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.layout import layout_of, seam_of
 
@@ -23,8 +23,13 @@ def forward_ffn(ffn, inputs: Tensor, *, comp_only: bool = False) -> Tensor:
 def forward_chunks(
     ffn, inputs: Tensor, silent: bool, name: str, by_arrival: bool, why: str = ""
 ) -> Tensor:
-    """The schedule `name`. why: for the record, why it is not another one."""
+    """The schedule `name`. by_arrival: in a rank's own order, and where nodes hold several ranks in
+    two levels. why: for the record, why it is not another one.
+    """
     at, comm = layout_of(ffn, inputs), seam_of(ffn, faulty=True)
+    where = nodes.of(comm, silent) if by_arrival else None
+    if where is not None and where.two_levels:
+        return two_levels.forward_ffn(ffn, inputs, at, comm, where, name, why, silent=silent)
     rung = ladder.climb(ffn, at, inputs, silent)
     scale = getattr(ffn, "comm_scale", 1)
 

@@ -7,12 +7,14 @@
 
 Tokens are independent of each other in everything but the norms' gradients, so a chunk is a run of
 tokens with all N rows, and no chunking changes an order of additions. (A stage that cannot add the
-norms' gradients up by chunks goes backward over all rows together, before the first dX.) What
-chunking may change is the kernel that a library picks; ladder.py looks.
+norms' gradients up by chunks goes backward over all rows together, before the first dX.) Rows are
+independent too in GEMM1 and dH, which are taken for those that have come; all else waits for the
+chunk. What either may change is the kernel that a library picks; ladder.py looks.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,8 +30,10 @@ from rlkernel.overlap.timeline import span
 class Route(Protocol):
     """One use of the exchange and of its inverse, in chunks of tokens."""
 
-    def dispatch(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """x [B, T, D] of this rank -> (i, chunk i [N, l, D]), in the order of computing."""
+    def dispatch(self, x: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
+        """x [B, T, D] of this rank -> (i, which of the N rows have come, chunk i [N, l, D]), in the
+        order of computing: once for a chunk, or several times until all of its rows are there.
+        """
         ...
 
     def keep(self, parts: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -77,10 +81,13 @@ class _Layer(torch.autograd.Function):
         at, stage, slices = plan.layout, plan.stage, plan.slices
         route, parts, hs, stats = plan.open("forward", slices), {}, {}, {}
         z = x.new_empty(at.local, at.rows, 2 * at.hidden)
-        for i, part in route.dispatch(x.contiguous()):
+        complete = _Counted(at.rows)
+        for i, rows, part in route.dispatch(x.contiguous()):
             tokens = slices[i]
             with span(f"comp/gemm1 {i}"):
-                torch.bmm(part.transpose(0, 1), w1[tokens], out=z[tokens])
+                torch.bmm(part[rows].transpose(0, 1), w1[tokens], out=z[tokens, rows])
+            if not complete(i, rows):
+                continue
             with span(f"comp/stage {i}"):
                 h, stats[i] = stage.forward(z[tokens], b1[tokens], norms, training)
             with span(f"comp/gemm2 {i}"):
@@ -123,10 +130,14 @@ class _Backward:
         by_chunk = stage.by_chunk
         dh = self.z.new_empty(at.local, at.rows, at.hidden)
         sums = stage.sums(at.local, at.hidden, self.z.device) if by_chunk else None
-        for i, part in self.route.dispatch(self.dy.contiguous()):
+        complete = _Counted(at.rows)
+        for i, rows, part in self.route.dispatch(self.dy.contiguous()):
             tokens, self.dys[i] = self.slices[i], part.transpose(0, 1)
             with span(f"comp/gemm dH {i}"):
-                torch.bmm(self.dys[i], self.wout[tokens].transpose(1, 2), out=dh[tokens])
+                came, weights = self.dys[i][:, rows], self.wout[tokens].transpose(1, 2)
+                torch.bmm(came, weights, out=dh[tokens, rows])
+            if not complete(i, rows):
+                continue
             if by_chunk:
                 with span(f"comp/stage backward {i}"):
                     stage.backward(dh[tokens], self.z[tokens], self.b1[tokens], self.norms,
@@ -163,6 +174,17 @@ class _Backward:
             with span(f"comp/sum dbout {i}"):
                 torch.sum(self.dys[i], 1, out=dbout[tokens])
         return dw1, dwout, dbout
+
+
+class _Counted:
+    """Rows that have come, by chunk: called with some, it says whether that makes all of them."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.came = rows, Counter()
+
+    def __call__(self, i: int, rows: slice) -> bool:
+        self.came[i] += rows.stop - rows.start
+        return self.came[i] == self.rows
 
 
 def _cut(

@@ -256,10 +256,10 @@ def overlap(found: Trace, mark: str, expect: Sequence[str] = ()) -> dict:
     """What one rank's marked ranges show, as JSON; microseconds, the mean of the repetitions.
 
     {"rank", "repeats", "span_us", "comm_us", "comp_us", "overlap_us", "exposed_us", "hidden",
-    "why", "kinds": {kind: us}, "critical": {kind or "idle": us}, "timeline": [[stream, kind, start,
-    end], ...] of the repetition of median length}. hidden is None where `why` says why; under a
-    fused kernel no number is given to communication at all. expect: kinds that must be there
-    (MissingKernels).
+    "each" (hidden, by repetition), "why", "kinds": {kind: us}, "critical": {kind or "idle": us},
+    "timeline": [[stream, kind, start, end], ...] of the repetition of median length}. hidden is
+    None where `why` says why; under a fused kernel no number is given to communication at all.
+    expect: kinds that must be there (MissingKernels).
     """
     each = repetitions(found, mark)
     for kind in expect:
@@ -279,6 +279,7 @@ def overlap(found: Trace, mark: str, expect: Sequence[str] = ()) -> dict:
         "overlap_us": us["both"],
         "exposed_us": us["exposed"],
         "hidden": None,
+        "each": [],
         "why": "",
         "kinds": {k: us[k] for k in KINDS if us[k]},
         "critical": {k: mean(path.get(k, 0) for path in paths) for k in on_path},
@@ -292,6 +293,8 @@ def overlap(found: Trace, mark: str, expect: Sequence[str] = ()) -> dict:
     elif whole:
         hidden = sum(intervals.total(one["both"]) for one in sets)
         says["hidden"] = round(hidden / whole, 6)
+        totals = [[intervals.total(one[name]) for name in ("both", "comm")] for one in sets]
+        says["each"] = [round(both / comm, 6) for both, comm in totals if comm]
     else:
         says["why"] = "no communication in this range"
     return says

@@ -71,8 +71,8 @@ class Plan:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the experiment is about: 1, unless its module says NODES."""
-        return getattr(self.module, "NODES", 1)
+        """Nodes that the ranks belong on."""
+        return nodes_of(self.module, self.params)
 
     @property
     def batches(self) -> list[Batch]:
@@ -108,7 +108,7 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
         raise UsageError(f"{module.NAME}: these parameters ask for no case")
     environment = machine.environment()
     source = source_hash(module.__name__)
-    apart = max(getattr(module, "NODES", 1), nodes.asked()[0])
+    apart = max(nodes_of(module, params), nodes.asked()[0])
     device, skip = place(params, cases, environment, apart)
     reuse = [reuse_key(case.key, source, environment, device) for case in cases]
     done: dict[str, dict] = {}
@@ -121,6 +121,11 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
     return Plan(
         experiment, module, params, cases, reuse, done, complete, source, environment, device, skip
     )
+
+
+def nodes_of(module: ModuleType, params: object) -> int:
+    """What a `nodes` parameter says, else the module's NODES, else 1."""
+    return getattr(params, "nodes", getattr(module, "NODES", 1))
 
 
 def place(

@@ -19,6 +19,21 @@ def keep(made: str | None, folder: Path, name: str) -> None:
     shutil.move(made, folder / name)
 
 
+def hand_over(store, folder: Path, name: str) -> None:
+    """A rank of another node than rank 0's: its trace goes there through the store."""
+    if (folder / name).exists():
+        store.set(name, (folder / name).read_bytes())
+
+
+def take_over(store, case, folder: Path, alone: bool) -> None:
+    """On rank 0: the traces that other nodes have handed over. All ranks have come by then."""
+    for rank in range(case.grid.size):
+        at = name(case, rank, alone)
+        if store.check([at]):
+            (folder / at).write_bytes(store.get(at))
+            store.delete_key(at)
+
+
 def of(case, folder: Path, alone: bool) -> dict[str, list[str]]:
     """{"traces": [file of each rank]} where rank 0 has left one."""
     names = [name(case, rank, alone) for rank in range(case.grid.size)]

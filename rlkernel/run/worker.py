@@ -47,9 +47,11 @@ def work(spec: dict, folder: Path) -> None:
     from rlkernel.collectives.groups import World
     from rlkernel.experiments.case import Case
     from rlkernel.records.store import RunFolder, now
+    from rlkernel.run.bounded import BoundedStore
 
     experiment = experiments.load(spec["experiment"])
     world = World.join(spec["backend"], spec["peer_timeout_s"], spec["device"])
+    world.store = BoundedStore(world.store)
     home = RunFolder(folder)
     if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1:
         nodes_alike(world, experiment.__name__, [item["case"] for item in spec["cases"]])
@@ -63,10 +65,14 @@ def work(spec: dict, folder: Path) -> None:
             seconds = time.perf_counter() - began
             samples = result.pop("samples", [])
             alone = len(spec["cases"]) == 1
-            traces.keep(result.pop("trace", None), folder, traces.name(case, world.rank, alone))
+            file = traces.name(case, world.rank, alone)
+            traces.keep(result.pop("trace", None), folder, file)
+            if int(os.environ.get("GROUP_RANK", 0)):
+                traces.hand_over(world.store, folder, file)
             world.store.set(f"samples/{number}/{world.rank}", json.dumps(samples))
         world.meet(f"case {number} ran", spec["timeout_s"])
         if world.rank == 0:
+            traces.take_over(world.store, case, folder, alone)
             home.append_samples(_samples(world.store, number, case))
             home.append_row(
                 {

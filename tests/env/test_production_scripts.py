@@ -38,7 +38,7 @@ def test_two_nodes_by_two_agents(tmp_path):
     homes = [tmp_path / "node0", tmp_path / "node1"]
     for home in homes:
         home.mkdir()
-    words = ("--overlap", "kernel", "--check-correctness", "bitwise")
+    words = ("--overlap", "kernel", "--check-correctness", "bitwise", "--trace")
     nodes = [
         run("run_prod_cross.sh", home, *words, NODE_RANK=str(number), **shared)
         for number, home in enumerate(homes)
@@ -50,6 +50,9 @@ def test_two_nodes_by_two_agents(tmp_path):
     record = next(r for r in records.find("a2a-ffn", homes[0]) if r.status == "ok")
     assert record.passed and "started apart" in record.run["topology"]["agents"]
     assert record.rows[0]["result"]["lines"][0]["rung"] == "chunks"
+    kept = [(home, file) for home in homes for file in sorted(home.glob("a2a-ffn/*/trace/*.gz"))]
+    mine, came, theirs = (file.read_bytes() for _, file in kept)
+    assert mine != came == theirs, "node 1's trace came to node 0"
     asked = record.run["parameters"]
     again = plan.make("a2a-ffn", asked, homes[0], force=False)
     assert again.complete is None and not again.done, "one machine has to measure by itself"

@@ -1,4 +1,4 @@
-"""What every rank of the A2A-FFN's tests runs, over gloo: the checks of values.py and chunked.py.
+"""What every rank of the A2A-FFN's tests runs, over gloo: the checks of its neighbours.
 
     torchrun --nproc-per-node 8 ranks.py FOLDER
 
@@ -12,7 +12,7 @@ from rlkernel.grid import Grid
 from tests.eight_ranks import run_checks
 
 # Imported for what they register.
-from tests.overlap import chunked, values  # noqa: F401
+from tests.overlap import chunked, levels, values  # noqa: F401
 from tests.overlap.registered import CHECKS, SIZES
 
 if __name__ == "__main__":

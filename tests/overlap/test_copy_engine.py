@@ -188,7 +188,7 @@ def test_the_ladder_tries_chunks_where_they_will_lie(played):
     forward, backward = ladder.proven(rank.at, rank.cut, stage, rank.x, copy_engine.by_copies)
     assert forward and backward in (True, False)  # a CPU's library minds the strides
     for trial in (copy_engine.by_copies, ladder.by_messages):
-        for _, part in trial(rank.at, rank.x, "forward", rank.cut).dispatch(rank.x):
+        for _, _, part in trial(rank.at, rank.x, "forward", rank.cut).dispatch(rank.x):
             seen.append(part.stride())
     assert set(seen) == {(12 * 8, 8, 1), (3 * 8, 8, 1)}
 

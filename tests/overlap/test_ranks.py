@@ -10,7 +10,7 @@ from tests.eight_ranks import launch
 PROGRAM = Path(__file__).with_name("ranks.py")
 NAMES = [
     node.name
-    for file in ("values.py", "chunked.py")
+    for file in ("values.py", "chunked.py", "levels.py")
     for node in ast.parse(PROGRAM.with_name(file).read_text()).body
     if isinstance(node, ast.FunctionDef) and "check" in map(ast.unparse, node.decorator_list)
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from rlkernel.overlap import terms
@@ -65,6 +67,61 @@ def test_exposed_is_against_the_same_kernels_with_nothing_sent():
     line = terms.schedule(found([[80, 90], [70, 95]], [[70, 70], [71, 72]]), "kernel/4", LAYER, 0)
     assert line["exposed_us"]["median"] == pytest.approx((9 + 23) / 2)
     assert line["exposed"] == pytest.approx(16 / 40)
+
+
+# ---- across nodes --------------------------------------------------------------------------------
+
+
+def reached(serial, own, comm, comp):
+    """One rank; a list of rounds each."""
+    times = {"none": serial, "kernel/4": own, "comm": comm, "comp": comp}
+    return terms.reached(terms.by_rank(samples({n: [t] for n, t in times.items()})), "kernel/4")
+
+
+def test_reached_is_hidden_of_what_could_be():
+    """hidden / min(1, T_comp / T_comm), on either side of 1; never where the shape is not fair."""
+    rounds = 8
+    for comp, wanted, ratio in ((50, 40 / 50, 0.5), (200, 40 / 100, 2.0)):
+        line = reached([300] * rounds, [260] * rounds, [100] * rounds, [comp] * rounds)
+        assert line["mean"] == pytest.approx(wanted) and line["comp_over_comm"] == ratio
+        assert line["ci95"] == pytest.approx(0, abs=1e-9) and line["why"] == ""
+    for comp, ratio in ((49, 0.49), (201, 2.01)):
+        line = reached([300] * rounds, [260] * rounds, [100] * rounds, [comp] * rounds)
+        assert line["why"] == f"T_comp / T_comm is {ratio}, not from 0.5 to 2.0"
+    lost = reached([300] * rounds, [310] * rounds, [100] * rounds, [100] * rounds)
+    assert lost["mean"] == pytest.approx(-0.1) and not lost["why"], "a loss keeps its sign"
+
+
+def test_an_interval_that_covers_and_one_that_is_too_wide():
+    """Against the truth of made-up samples, whose denominator varies as much as the rest."""
+    random, held, truth = Random(7), 0, 0.8
+    for _ in range(400):
+        comm = [random.gauss(100, 8) for _ in range(40)]
+        comp = [2 * c for c in comm]
+        own = [300 - truth * c + random.gauss(0, 4) for c in comm]
+        line = reached([300] * 40, own, comm, comp)
+        held += abs(line["mean"] - truth) <= line["ci95"]
+        assert line["ci95"] < terms.WIDEST and not line["why"]
+    assert 0.92 <= held / 400 <= 0.98
+    wide = reached([300] * 40, [220 + 40 * (n % 2) for n in range(40)], [100] * 40, [100] * 40)
+    assert wide["ci95"] > terms.WIDEST and wide["why"].endswith("wider than 0.05")
+    few = reached([300] * 4, [220] * 4, [100] * 4, [100] * 4)
+    assert few["ci95"] is None and few["why"] == "4 samples, an interval needs 5"
+
+
+def test_reached_by_traces_is_of_the_rank_that_hid_least():
+    seen = [{"hidden": h, "each": [h] * 9, "why": ""} for h in (0.6, 0.4)]
+    line = terms.reached_in_trace(seen, 0.5)
+    assert line["mean"] == pytest.approx(0.8) and line["why"] == ""
+    assert terms.reached_in_trace(seen, 4.0)["why"].startswith("T_comp / T_comm is 4.00")
+    seen[1] |= {"hidden": None, "why": "inside one kernel"}
+    assert terms.reached_in_trace(seen, 0.5)["why"] == "inside one kernel"
+
+
+def test_students_t():
+    table = {4: 2.7764, 8: 2.3060, 30: 2.0423, 1000: 1.9623}
+    for freedom, value in table.items():
+        assert terms._student(freedom) == pytest.approx(value, rel=3e-3)
 
 
 @pytest.mark.parametrize("backward, times", [(False, 1), (True, 3)])
