@@ -43,9 +43,10 @@ def forward_ffn(
     ffn, inputs: Tensor, at: Layout, comm: Comm, where: Nodes, name: str, why: str = "", *,
     silent: bool = False,
 ) -> Tensor:  # fmt: skip
-    """inputs [B, T, D] -> [B, T, D], the bits of `none`, on a group that spans nodes (`where`). why:
-    for the record, why it is no other schedule. silent: nothing is sent, the rank's own slices are
-    computed.
+    """inputs [B, T, D] -> [B, T, D], the bits of `none`, on a group that spans nodes (`where`).
+
+    why: for the record, why it is no other schedule. silent: nothing is sent, the rank's own slices
+    are computed.
     """
     ways = _ways(ffn, inputs, at, where, silent)
     scale, mover = getattr(ffn, "comm_scale", 1), comm.links["ep"].transport.name
