@@ -22,7 +22,7 @@ import typing
 from pathlib import Path
 from types import ModuleType
 
-from rlkernel import experiments
+from rlkernel.experiments import registry as experiments
 from rlkernel.experiments.case import UsageError, bare_flags, describe, parse_params, unknown
 from rlkernel.records.store import Record, RecordError
 

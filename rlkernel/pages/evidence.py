@@ -99,10 +99,10 @@ def source(experiment: str) -> str:
 
 @functools.cache
 def _source(experiment: str, _changed: int) -> str:
-    from rlkernel import experiments
+    from rlkernel.experiments import registry
 
     try:
-        return records.source_hash(experiments.load(experiment).__name__)
+        return records.source_hash(registry.load(experiment).__name__)
     except (ValueError, ImportError):
         return ""
 
@@ -137,11 +137,10 @@ def _count(gpus: int) -> str:
 
 def typed(experiment: str, parameters: dict):
     """Parameters of an experiment as its Params, checked. UsageError; launches nothing."""
-    from rlkernel import experiments
-    from rlkernel.experiments import case
+    from rlkernel.experiments import case, registry
 
     try:
-        module = experiments.load(experiment)
+        module = registry.load(experiment)
     except (ValueError, ImportError) as error:
         raise case.UsageError(str(error)) from None
     params = case.parse_params(module.Params, parameters)
@@ -161,7 +160,14 @@ def _same(record: Record, asked) -> bool:
         told = {case["parameters"].get(name) for case in record.run.get("cases", ())} - {None}
         if there is not None and not set(getattr(asked, name, ())) <= (told or set(there)):
             return False
-    return True
+    wanted = getattr(asked, "nodes", None)
+    return wanted is None or wanted == _nodes(record)
+
+
+def _nodes(record: Record) -> int:
+    """On how many nodes its ranks found themselves: what was asked for is not what counts."""
+    told = [row["result"].get("topology") or {} for row in record.rows]
+    return max((at.get("nodes", 1) for at in told), default=1)
 
 
 def _on(record: Record, gpus: int, device: str | None) -> bool:

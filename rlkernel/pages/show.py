@@ -106,6 +106,21 @@ def computed(plot: Plot, rows) -> None:
     _emit(figure_html(plot, rows, COMPUTED), plot.alt(rows), kind="drawing")
 
 
+def model(plot: Plot, rows, evidences: Iterable[Evidence], terms: str) -> None:
+    """The drawing of what a model says, never a measurement. terms: what it is made of, in words;
+    evidences: the records that it was made from, the first one of each.
+    """
+    used = {place(r): sources(r, r is one.local) for one in evidences for r in one.records[:1]}
+    origin = f"<strong>Model</strong> ({escape(terms)}), made from: {'; '.join(used.values())}"
+    _emit(figure_html(plot, rows, origin), plot.alt(rows), kind="model")
+
+
+def no_model(why: str) -> None:
+    """The visible gap where records do not determine a model."""
+    said = f"NO MODEL here: {why}"
+    _emit(f'<div class="rk-gap"><strong>{escape(said)}</strong></div>', said, kind="gap")
+
+
 def rows(evidence: Evidence) -> list[dict]:
     """The rows of the first record: the local one where there is one."""
     return evidence.records[0].rows if evidence.records else []

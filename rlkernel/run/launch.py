@@ -220,7 +220,7 @@ def write_spec(
 ) -> Path:
     """What the ranks need to know; torchrun may be started on it by hand as well."""
     spec = {
-        "experiment": asked.name,
+        "experiment": asked.module.__name__,
         "backend": asked.backend,
         "device": asked.device,
         "timeout_s": timeout_s,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from rlkernel import experiments
+from rlkernel.experiments import registry
 from rlkernel.experiments.case import Case, UsageError, parse_params
 from rlkernel.records import machine, store
 from rlkernel.records.keys import digest, reuse_key
@@ -31,7 +31,7 @@ class Batch:
 class Plan:
     """Made without side effects: nothing is on disk and nothing has been started.
 
-    name: what experiments.load takes. reuse: one key a case. done: case key -> earlier row. skip:
+    name: what registry.load takes. reuse: one key a case. done: case key -> earlier row. skip:
     why this machine cannot measure it. last_world: ranks of the launch that ended last.
     """
 
@@ -98,7 +98,7 @@ class Plan:
 def make(experiment: str, params: object, root: Path | None, force: bool) -> Plan:
     """Raises UsageError for anything that cannot be run."""
     try:
-        module = experiments.load(experiment)
+        module = registry.load(experiment)
     except (ValueError, ImportError) as error:
         raise UsageError(str(error)) from error
     if not dataclasses.is_dataclass(params):

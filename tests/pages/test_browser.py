@@ -14,7 +14,7 @@ from tests.pages import browser
 
 WIDTHS = (1280, 400)
 PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum", "04_determinism")
-PAGES += ("05_ffn_cost", "06_ws2_two_nodes", "07_overlap")
+PAGES += ("05_ffn_cost", "06_ws2_two_nodes", "07_overlap", "08_cross_node")
 pytestmark = pytest.mark.browser
 
 

@@ -20,7 +20,7 @@ from rlkernel.pages import evidence, report
 from rlkernel.run import launch
 
 PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum", "04_determinism")
-PAGES += ("05_ffn_cost", "06_ws2_two_nodes", "07_overlap")
+PAGES += ("05_ffn_cost", "06_ws2_two_nodes", "07_overlap", "08_cross_node")
 TIME = re.compile(r"<time>[^<]*</time>")
 
 
@@ -89,6 +89,7 @@ def test_what_this_machine_cannot_measure_is_a_box_with_its_command(built):
         "04_determinism": "1 GPU",
         "05_ffn_cost": "2 GPUs",
         "06_ws2_two_nodes": "2 GPUs",
+        "08_cross_node": "2 GPUs",
     }.items():
         text = Page(read(built.folder, name)).text
         assert f"NOT MEASURED here: needs {need}" in text
