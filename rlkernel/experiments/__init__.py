@@ -15,6 +15,8 @@ and where it has them:
 NODES                        on how many nodes its ranks belong; two agents stand for them
 environment(case)            variables that the ranks of a case start with, a launch for each set
 coverage(params, rows)       both lists, where they follow from the rows
+
+This file is part of every experiment's source, so a new one is named in registry.py.
 """
 
 from __future__ import annotations

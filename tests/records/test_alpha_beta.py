@@ -57,6 +57,10 @@ def test_alpha_and_beta_in_numbers():
     assert found.start_us == pytest.approx(20.0) and found.gb_s == pytest.approx(300.0)
     assert found.message_us == 0.0, "one message each time: its cost cannot be told from the start"
     assert found.us(1, 3e5) == pytest.approx(21.0) and found.us(0, 0) == 0
+    links = {"intra": found, "inter": LinkCost(30.0, 5.0, 1.0)}
+    both = {"intra": 1, "inter": 2}, {"intra": 3e5, "inter": 1e3}
+    assert Fabric(links, at_once=True).us(*both) == pytest.approx(41.0), "the slower class"
+    assert Fabric(links, at_once=False).us(*both) == pytest.approx(41.0 + 21.0), "their sum"
 
 
 @settings(max_examples=60, deadline=None)
