@@ -85,10 +85,14 @@ def describe(fabric: Fabric, origin: dict[str, str] | None = None) -> str:
     parts = []
     for name, cost in fabric.links.items():
         how = f", {origin[name]}" if origin else ""
-        parts.append(f"{name}{how}: {cost.start_us:.3g} µs + {cost.message_us:.3g} µs a message + "
-                     f"bytes / {cost.gb_s:.3g} GB/s")  # fmt: skip
+        start, message, rate = map(_plain, (cost.start_us, cost.message_us, cost.gb_s))
+        parts.append(f"{name}{how}: {start} µs + {message} µs a message + bytes / {rate} GB/s")
     both = ["both at once" if fabric.at_once else "one after the other"] * (len(parts) > 1)
     return "; ".join(parts + both)
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _predicted(told: Terms, fabric: Fabric, said: str) -> list[dict]:
