@@ -12,23 +12,15 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-# Settings of an allocator or a library that change what is measured, and name nobody's machine.
-SWITCHES = (
-    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES",
-    "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS",
-    "NCCL_P2P_DISABLE", "OMP_NUM_THREADS",
-)  # fmt: skip
-
 
 def environment() -> dict:
     """Facts about this machine that can change a result or a time.
 
     Keys: python, platform, machine, cpu (model), cores (usable by this process), memory_gib, torch,
-    triton, numpy, nccl (versions, or None where absent), gpus, a list of {"name", "memory_mib",
-    "driver"}, and variables: those of SWITCHES that are set. No host name, no user name, no path.
+    triton, numpy, nccl (versions, or None where absent) and gpus, a list of {"name", "memory_mib",
+    "driver"}. No host name, no user name, no path.
     """
-    variables = {name: os.environ[name] for name in SWITCHES if name in os.environ}
-    return copy.deepcopy(_environment()) | {"variables": variables}
+    return copy.deepcopy(_environment())
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from rlkernel.records import machine, store
 from rlkernel.records.keys import digest
 from rlkernel.records.scrub import REPOSITORY, scrub
 from rlkernel.records.store import Record, RunFolder
-from rlkernel.run import blame, lifeline, nodes, plan, remains, traces, watch
+from rlkernel.run import blame, lifeline, nodes, plan, remains, switches, traces, watch
 from rlkernel.run.plan import Plan
 
 MISUSED, CRASHED, TIMED_OUT = 2, 3, 4
@@ -175,7 +175,7 @@ def _create(asked: Plan, root, argv: list[str] | None) -> RunFolder:
         "case_keys": [case.key for case in asked.cases],
         "source": asked.source,
         "git": machine.git(REPOSITORY),
-        "environment": asked.environment,
+        "environment": asked.environment | {"variables": switches.told()},
         "topology": {
             "nodes": 1,
             "world": asked.world,
