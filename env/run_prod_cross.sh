@@ -13,6 +13,5 @@ export NNODES="${NNODES:-2}"
 need() { [ -n "${!1:-}" ] || { echo "$1 is not set: $2" >&2; exit 2; }; export "${1?}"; }
 need NODE_RANK "say which node this is, NODE_RANK=0 or 1"
 need MASTER_ADDR "say where node 0 is, MASTER_ADDR=its IP address as the others reach it"
-export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"
-export TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 exec "${PYTHON:-python}" -m rlkernel a2a-ffn --nproc "$((NNODES * ${NPROC:-8}))" "$@"

@@ -8,6 +8,7 @@ from rlkernel.pages import evidence
 from rlkernel.records import Record
 
 STALE = " (stale)"
+TRANSPORTS = {"symmetric": "symmetric memory", "nccl": "NCCL's process groups"}
 
 
 def source(record: Record) -> str:
@@ -40,16 +41,29 @@ def step(found: list[Record]) -> list[str]:
 
 
 def two_gpus(found: list[Record]) -> list[str]:
-    """Layouts of two ranks over the faster official layer on one GPU."""
-    record = _latest(found, "det-ffn", lambda row: _lines(row, "time"))
-    if record is None:
-        return []
-    body = []
+    """Layouts of two ranks over the faster official layer on one GPU, the newest record of each
+    transport: one is no answer for the other.
+    """
+    newest = {
+        name: _latest(found, "det-ffn", lambda row: _lines(row, "time"), transport=asked)
+        for asked, name in TRANSPORTS.items()
+    }
+    text: list[str] = []
+    for name, record in newest.items():
+        if record is not None:
+            text += _layouts(record, name)
+    return text
+
+
+def _layouts(record: Record, transport: str) -> list[str]:
+    body, plain = [], {}
     for row in record.rows:
         at, told = row["case"]["parameters"], {}
         for line in _lines(row, "time"):
             if line.get("mode") == "graph":
                 told.setdefault(line["operator"], line)
+            else:
+                plain.setdefault(at["m"], []).append(line["ratio"]["median"])
         cells = [
             text
             for kind in ("forward", "step")
@@ -57,17 +71,20 @@ def two_gpus(found: list[Record]) -> list[str]:
         ]
         body.append([at["layout"], f"{at['m']:,}", *cells])
     heads = ["forward, us", "/ official on one GPU", "step, us", "/ official on one GPU"]
+    said = ", ".join(f"{min(r):.2f} to {max(r):.2f} at M = {m:,}" for m, r in plain.items())
     return [
         *_table(["layout", "M", *heads], body),
         "",
-        "Wall time of the slowest rank, CUDA graphs on both sides, over the faster of the plain "
-        f"and the compiled official layer. From {source(record)}, {record.machine_label}.",
+        f"Sums by {transport}. Wall time of the slowest rank, CUDA graphs on both sides, over the "
+        f"faster of the plain and the compiled official layer{'; as plain calls ' * bool(said)}"
+        f"{said}. From {source(record)}, {record.machine_label}.",
     ]
 
 
 def sums(found: list[Record]) -> list[str]:
     """One tree all-reduce over the library's, by message size."""
-    record = _latest(found, "wire", lambda row: row["result"].get("lines"))
+    has = lambda row: row["result"].get("lines")  # noqa: E731
+    record = _latest(found, "wire", has, transport="symmetric")
     if record is None:
         return []
     body = []

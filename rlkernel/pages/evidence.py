@@ -88,13 +88,33 @@ def get(
 
 
 def is_stale(record: Record) -> bool:
-    """Whether the code has changed since the record was made."""
-    return record.source != source(record.experiment)
+    """Whether the code has changed since the record was made, or the code that moved its bytes.
+
+    A record of before that was noted is taken by its experiment's own imports alone.
+    """
+    moved = record.run.get("seam")
+    return record.source != source(record.experiment) or moved not in (None, seam())
 
 
 def source(experiment: str) -> str:
     """The hash of the code that measures an experiment now; "" for one that is not here."""
-    return _source(experiment, max(p.stat().st_mtime_ns for p in PACKAGE.rglob("*.py")))
+    return _source(experiment, _changed())
+
+
+def seam() -> str:
+    """The hash of the code that moves bytes between ranks now."""
+    from rlkernel.run import launch
+
+    return _hash(launch.plan.SEAM, _changed())
+
+
+def _changed() -> int:
+    return max(p.stat().st_mtime_ns for p in PACKAGE.rglob("*.py"))
+
+
+@functools.cache
+def _hash(module: str, _changed: int) -> str:
+    return records.source_hash(module)
 
 
 @functools.cache

@@ -139,7 +139,7 @@ def _compare(inner: str, wanted: str, root: Path, found: list[Record]) -> int:
 def _numbers(text: str) -> list[str]:
     """The lines that say something measured, without the marks."""
     lines = text.replace(STALE, "").splitlines()
-    return [line.strip() for line in lines if line.startswith(("|", "The picture"))]
+    return [line.strip() for line in lines if line.startswith("|") or "`results/" in line]
 
 
 def _cell(value) -> str:

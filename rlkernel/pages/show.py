@@ -181,7 +181,9 @@ def verdict(evidence: Evidence, title: str) -> None:
 
 
 def coverage(evidence: Iterable[Evidence] | Evidence) -> None:
-    """COVERED and NOT COVERED, as the records say them."""
+    """COVERED and NOT COVERED, as the records say them. Where an experiment has parts, which of
+    them were measured stands below: its lists speak of all.
+    """
     all_of = [evidence] if isinstance(evidence, Evidence) else list(evidence)
     told = [r.run for e in all_of for r in e.records[:1]]
     columns = ""
@@ -189,7 +191,17 @@ def coverage(evidence: Iterable[Evidence] | Evidence) -> None:
         lines = dict.fromkeys(line for run in told for line in run.get(key, ()))
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
         columns += f'<div class="rk-{key}"><h4>{name}</h4><ul>{items}</ul></div>'
-    _emit(f'<div class="rk-coverage">{columns}</div>', "COVERED / NOT COVERED", kind="coverage")
+    parts = dict.fromkeys(part for run in told for part in _parts(run))
+    note = f'<p class="rk-source">Parts that were measured: {escape(", ".join(parts))}.</p>'
+    _emit(
+        f'<div class="rk-coverage">{columns}</div>{note if parts else ""}',
+        "COVERED / NOT COVERED", kind="coverage",
+    )  # fmt: skip
+
+
+def _parts(run: dict) -> list[str]:
+    cases = [case["parameters"] for case in run.get("cases", ())]
+    return [at["what"] for at in cases if "what" in at]
 
 
 def missing(evidence: Evidence) -> None:

@@ -177,7 +177,7 @@ def _point(sweep: Sweep, values: tuple) -> Point:
         source = report.inputs_of_package() + records.digest(sweep.notebook.read_text())
     else:
         evidence.typed(sweep.experiment, given)
-        source = evidence.source(sweep.experiment)
+        source = evidence.source(sweep.experiment) + evidence.seam()
     what = [sweep.title, given, source, records.environment()]
     return Point(chosen, records.digest(what)[:16])
 

@@ -174,6 +174,7 @@ def _create(asked: Plan, root, argv: list[str] | None) -> RunFolder:
         "cases": [case.to_dict() for case in asked.cases],
         "case_keys": [case.key for case in asked.cases],
         "source": asked.source,
+        "seam": asked.seam,
         "git": machine.git(REPOSITORY),
         "environment": asked.environment | {"variables": switches.told()},
         "topology": {

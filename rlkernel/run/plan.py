@@ -13,9 +13,12 @@ from rlkernel.experiments import registry
 from rlkernel.experiments.case import Case, UsageError, parse_params
 from rlkernel.records import machine, store
 from rlkernel.records.keys import digest, reuse_key
-from rlkernel.records.source import source_hash
+from rlkernel.records.source import closure, source_hash
 from rlkernel.records.store import Record
 from rlkernel.run import nodes
+
+# An experiment is handed its seam, so its own imports need not reach the code that moves the bytes.
+SEAM = "rlkernel.collectives.groups"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Plan:
     """Made without side effects: nothing is on disk and nothing has been started.
 
     name: what registry.load takes. reuse: one key a case. done: case key -> earlier row. skip:
-    why this machine cannot measure it. last_world: ranks of the launch that ended last.
+    why this machine cannot measure it. last_world: ranks of the launch that ended last. source,
+    seam: hashes of the experiment's code and of what moves bytes between its ranks.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Plan:
     done: dict[str, dict]
     complete: Record | None
     source: str
+    seam: str
     environment: dict
     device: str
     skip: str | None
@@ -107,10 +112,11 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
     if not cases:
         raise UsageError(f"{module.NAME}: these parameters ask for no case")
     environment = machine.environment()
-    source = source_hash(module.__name__)
+    source, seam = source_hash(module.__name__), source_hash(SEAM)
     apart = max(nodes_of(module, params), nodes.asked()[0])
     device, skip = place(params, cases, environment, apart)
-    reuse = [reuse_key(case.key, source, environment, device) for case in cases]
+    code = source if SEAM in closure(module.__name__) else digest([source, seam])
+    reuse = [reuse_key(case.key, code, environment, device) for case in cases]
     done: dict[str, dict] = {}
     complete = None
     if not force:
@@ -119,8 +125,9 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
         complete = _complete(earlier, as_json(params), reuse)
         done = _known(earlier, cases, reuse)
     return Plan(
-        experiment, module, params, cases, reuse, done, complete, source, environment, device, skip
-    )
+        experiment, module, params, cases, reuse, done, complete, source, seam, environment, device,
+        skip,
+    )  # fmt: skip
 
 
 def nodes_of(module: ModuleType, params: object) -> int:

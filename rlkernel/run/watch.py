@@ -25,6 +25,8 @@ GRACE_S = 10.0  # for the agent to end its ranks, before both are killed
 TICK_S = 0.1
 LINGER_S = 40.0  # for the other agents, once one has failed: their ranks miss a peer and say so
 THREADS = 1  # a rank, whatever the world: torchrun's own default differs between 1 rank and more
+# NVLink multicast, whatever the shell says: what it adds is not the contract's order of additions.
+MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 # A launch from within a rank, or from a shell that was one, must not inherit who it was.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_RANK")
@@ -203,7 +205,5 @@ def _environment(device: str, nodes: Nodes = SINGLE) -> dict[str, str]:
     if sys.platform.startswith("linux") and nodes.address.startswith("127."):
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device == "cuda":
-        # NVLink multicast stays off: what it adds is not the contract's order of additions.
-        env.setdefault("NCCL_NVLS_ENABLE", "0")
-        env.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        env |= MULTICAST_OFF
     return env

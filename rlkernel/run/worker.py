@@ -20,7 +20,7 @@ import time
 import traceback
 from pathlib import Path
 
-from rlkernel.run import lifeline, traces
+from rlkernel.run import lifeline, traces, watch
 from rlkernel.run.agent import AGENT_PID
 
 
@@ -28,6 +28,7 @@ def main(argv: list[str]) -> int:
     agent = os.environ.get(AGENT_PID)
     lifeline.die_with_parent(signal.SIGKILL, int(agent) if agent else None)
     spec_path, rank = Path(argv[0]), int(os.environ["RANK"])
+    os.environ.update(watch.MULTICAST_OFF)  # a torchrun typed by hand has the shell's variables
     try:
         _redirect(spec_path.parent / "log", rank)
         _show_where_it_stood()
@@ -101,10 +102,12 @@ def nodes_alike(world, module: str, cases: list[dict]) -> None:
     from rlkernel.records import machine
     from rlkernel.records.keys import digest
     from rlkernel.records.source import source_hash
+    from rlkernel.run.plan import SEAM
 
     here = machine.environment()
     facts = {name: here[name] for name in ("torch", "triton", "nccl")}
-    facts |= {"source": source_hash(module), "what was asked for": digest(cases)}
+    facts |= {"source": source_hash(module), "seam": source_hash(SEAM)}
+    facts |= {"what was asked for": digest(cases)}
     world.store.set(f"node/{world.rank}", json.dumps(facts))
     world.meet("nodes described", world.timeout_s)
     for rank in range(world.size):

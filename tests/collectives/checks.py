@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from rlkernel.grid import Grid
@@ -10,24 +12,31 @@ RANKS = 8
 CHECKS = {}
 
 
-def check(ranks=RANKS):
+class Check(NamedTuple):
+    """ranks: the first ones of the world that run it, RANKS: all there are. devices: of which."""
+
+    ranks: int
+    run: object
+    devices: tuple[str, ...]
+
+
+def check(ranks=RANKS, devices=("cpu",)):
     """Register a check that the first `ranks` ranks run."""
 
     def register(function):
-        CHECKS[function.__name__] = (ranks, function)
+        CHECKS[function.__name__] = Check(ranks, function, devices)
         return function
 
     return register
 
 
-def noise(seed, *shape, dtype=torch.float32):
+def noise(seed, *shape, dtype=torch.float32, device="cpu"):
     """The same on every rank; values over many binades, so that another order of additions
     shows.
     """
     g = torch.Generator().manual_seed(seed)
-    return (torch.randn(*shape, generator=g) * torch.exp2(torch.randn(*shape, generator=g) * 3)).to(
-        dtype
-    )
+    values = torch.randn(*shape, generator=g) * torch.exp2(torch.randn(*shape, generator=g) * 3)
+    return values.to(dtype).to(device)
 
 
 def on_grids(world, grids=(Grid(tp=2), Grid(tp=4), Grid(tp=8))):

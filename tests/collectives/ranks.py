@@ -33,4 +33,4 @@ def among(ranks: int, function):
 
 if __name__ == "__main__":
     grids = (Grid(), *(Grid(d, c, t) for d, c, t in SHAPES))
-    run_checks({name: among(*check) for name, check in CHECKS.items()}, grids)
+    run_checks({name: among(c.ranks, c.run) for name, c in CHECKS.items()}, grids)

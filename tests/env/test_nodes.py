@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 SAYS = """#!/bin/sh
+echo "$NCCL_NVLS_ENABLE $TORCH_SYMM_MEM_DISABLE_MULTICAST" >> "$SAID-multicast"
 echo "$NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT ${NCCL_HOSTID:-real}: $*" >> "$SAID"
 exit $((NODE_RANK == 0 ? ${FIRST:-0} : ${SECOND:-0}))
 """
@@ -58,3 +59,11 @@ def test_slurm_starts_the_same_command_on_every_node(root, stage):
     assert said() == [
         f"{n} of 2 at first:4000 real: -m rlkernel ws2 --what forward, backward" for n in (0, 1)
     ]
+
+
+@pytest.mark.parametrize("script", ["two_nodes.sh", "run_prod_cross.sh"])
+def test_multicast_is_off_whatever_the_shell_says(root, stage, tmp_path, script):
+    env, _ = stage
+    env |= {"NCCL_NVLS_ENABLE": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0"}
+    assert run(root, script, env | {"NODE_RANK": "0", "MASTER_ADDR": "first"}) == 0
+    assert set((tmp_path / "said-multicast").read_text().splitlines()) == {"0 1"}

@@ -85,6 +85,7 @@ def test_nodes_that_differ_are_refused_by_name():
     for other, says in (
         ({"torch": "2.6.0"}, "nodes differ in torch: rank 0 has .*, rank 1 2.6.0"),
         ({"source": "0"}, "nodes differ in source"),
+        ({"seam": "0"}, "nodes differ in seam"),
         ({"what was asked for": "0"}, "nodes differ in what was asked for"),
     ):
         world = World()

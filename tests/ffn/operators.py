@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
+
 import torch
+import torch.distributed as dist
 
 from rlkernel.collectives.errors import Disagreement
 from rlkernel.collectives.faults import doubled, missing
@@ -88,6 +92,37 @@ def lanes_of_other_lengths(world):
     refused(Disagreement, ["gate.dw", "contracts 6 tokens", "contracts 7 tokens"], call)
 
 
+def backwards(comm, axis):
+    """This rank's group of `axis` with its ranks the other way round; None where this torch sorts
+    them. All ranks of the world make the groups of all."""
+    make = dist.distributed_c10d._new_group_with_tag
+    if "sort_ranks" not in inspect.signature(make).parameters:
+        return None
+    made = {r: make(list(r[::-1]), backend="gloo", sort_ranks=False)
+            for r in comm.grid.groups(axis)}  # fmt: skip
+    return made[comm.grid.group_of(comm.rank, axis)]
+
+
+def the_same_ranks_in_another_order(world):
+    """Every operator refuses its own group reversed, though the sum of two would be the same."""
+    comm = world.comm(GRID)
+    for name, axis, operator in (
+        ("down.forward", "tp", ops.row_parallel_forward),
+        ("gate.dx", "tp", ops.column_parallel_dx),
+        ("gate.dw", "grad", ops.replicated_weight_dw),
+    ):
+        operands, right = inputs(comm, name)
+        usual = {"grid": GRID, "contract": TREE, "reduction": "tree"}
+        assert bit_report(operator(*operands, group(comm, axis), **usual), right)
+        other = backwards(comm, axis)
+        if other is None:
+            continue
+        ranks = list(comm.grid.group_of(comm.rank, axis))
+        assert dist.get_process_group_ranks(other) == ranks[::-1]
+        words = [name, f"group {ranks[::-1]}", "another order"]
+        refused(ValueError, words, partial(operator, *operands, other, **usual))
+
+
 def a_case_of_eight_ranks(world):
     """ws2's own row, under FP32 partials too."""
     from rlkernel.experiments.case import Case
@@ -109,6 +144,7 @@ def operators_sum_over_dp_and_cp_in_the_order_of_the_tree(world):
 def operators_take_any_layout_and_refuse_uneven_lanes(world):
     both_ways_and_any_layout(world)
     lanes_of_other_lengths(world)
+    the_same_ranks_in_another_order(world)
 
 
 CHECKS = (

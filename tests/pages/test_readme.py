@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -48,13 +50,15 @@ def test_check_is_content_and_a_second_time_changes_nothing(tree):
 
 @pytest.mark.parametrize(
     "old, new",
-    [("1.5e-08", "1.4e-08"), ("| 1 of 2 |", "| 2 of 2 |"), ("2-core", "9-core")],
-)
+    [("1.5e-08", "1.4e-08"), ("| 1 of 2 |", "| 2 of 2 |"), ("2-core", "9-core"),
+     ("/cpu`, 2-core", "/cpu`, 9-core")],
+)  # fmt: skip
 def test_an_edited_number_is_found(tree, old, new, capsys):
     edit(tree, old, new)
     assert readme.update(check=True, root=tree) == 1
     said = capsys.readouterr().err
-    assert "-| tp-swiglu" in said and old in said and new in said
+    assert "-| tp-swiglu" in said or "-The picture" in said
+    assert old in said and new in said
 
 
 def test_a_missing_number_is_found(tree, capsys):
@@ -137,3 +141,43 @@ def test_steps_layouts_and_sums_are_told_by_their_own_records(root):
         assert any(line.startswith(first) for line in text), make.__name__
         assert "From `results/published/" in text[-1]
         assert make([]) == []
+
+
+def moved_by(record, transport: str, name: str, started: str, times: float):
+    """A copy of a record, made up: another transport, later, every time and ratio so much more."""
+    rows = json.loads(json.dumps(record.rows))
+    for row in rows:
+        row["case"]["parameters"]["transport"] = transport
+        for line in row["result"]["lines"]:
+            line["median_us"] *= times
+            if "ratio" in line:
+                line["ratio"]["median"] *= times
+    asked = record.parameters | {"transport": transport}
+    run = record.run | {"started": started, "parameters": asked}
+    return dataclasses.replace(record, rows=rows, run=run, path=record.path.with_name(name))
+
+
+def test_a_later_record_of_another_transport_stands_beside_the_first(root):
+    found = readme._published(root)
+    (ours,) = [r for r in found if r.path.name == "2xH200-time-symmetric"]
+    theirs = moved_by(ours, "nccl", "over-nccl", "2999", 3)
+    both = costs.two_gpus([ours, theirs])
+    assert both == costs.two_gpus([ours]) + costs.two_gpus([theirs])
+    told = [line for line in both if line.startswith("Sums by ")]
+    assert ["symmetric memory" in told[0], "over-nccl" in told[0]] == [True, False]
+    assert ["NCCL" in told[1], "/over-nccl`" in told[1]] == [True, True]
+    newer = moved_by(ours, "symmetric", "newer", "2999", 2)
+    assert costs.two_gpus([ours, theirs, newer]) == costs.two_gpus([newer, theirs])
+    for one in (ours, newer):  # plain calls: the range of each M, from its rows
+        told = costs.two_gpus([one])[-1]
+        eager = [
+            line["ratio"]["median"] for row in one.rows for line in row["result"]["lines"]
+            if line["mode"] == "eager" and row["case"]["parameters"]["m"] == 32
+        ]  # fmt: skip
+        assert f"as plain calls {min(eager):.2f} to {max(eager):.2f} at M = 32" in told
+
+
+def test_sums_are_those_of_symmetric_memory(root):
+    found = readme._published(root)
+    (ours,) = [r for r in found if r.experiment == "wire"]
+    assert costs.sums([ours, moved_by(ours, "nccl", "over-nccl", "2999", 3)]) == costs.sums([ours])

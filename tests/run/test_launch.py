@@ -13,7 +13,8 @@ import pytest
 
 from rlkernel.experiments.case import UsageError
 from rlkernel.records import RunFolder, read, reuse_key
-from rlkernel.run import plan, watch
+from rlkernel.records.source import closure, source_hash
+from rlkernel.run import plan, watch, worker
 from rlkernel.run.launch import RunError, measure
 from tests.run import toy
 from tests.run.launching import TOY, folders
@@ -86,7 +87,7 @@ def test_run_json_is_complete_and_tells_no_names(whole):
     root, record, _ = whole
     assert set(record.run) == {
         *("schema", "experiment", "status", "reason", "exit_code", "argv", "parameters", "cases"),
-        *("case_keys", "source", "git", "environment", "topology", "backend", "device"),
+        *("case_keys", "source", "seam", "git", "environment", "topology", "backend", "device"),
         *("protocol", "protocol_hash", "verdict", "covered", "not_covered", "failures"),
         *("reused", "started", "finished", "seconds", "process"),
     }
@@ -143,6 +144,26 @@ def test_other_code_is_measured_again(whole, monkeypatch):
     assert plan.make(TOY, WHOLE, root, False).pending == []
     monkeypatch.setattr(plan, "source_hash", lambda name: "f" * 64)
     assert len(plan.make(TOY, WHOLE, root, False).pending) == 4
+
+
+def test_other_code_between_the_ranks_is_measured_again(whole, monkeypatch):
+    """The toy, as `wire`, is handed the seam and imports nothing of it."""
+    for module in (TOY, "rlkernel.experiments.wire"):
+        assert plan.SEAM not in closure(module)
+    hashed = plan.source_hash
+    other = lambda name: "f" * 64 if name == plan.SEAM else hashed(name)  # noqa: E731
+    monkeypatch.setattr(plan, "source_hash", other)
+    assert len(plan.make(TOY, WHOLE, whole[0], False).pending) == 4
+    assert whole[1].run["seam"] == hashed(plan.SEAM)
+
+
+def test_an_edited_kernel_between_the_ranks_is_another_seam(root, tmp_path):
+    shutil.copytree(root / "rlkernel", tmp_path / "rlkernel")
+    kernel = tmp_path / "rlkernel" / "kernels" / "peer_reduce.py"
+    kernel.write_text(kernel.read_text() + "\n# a remark changes nothing\n")
+    assert source_hash(plan.SEAM, tmp_path) == source_hash(plan.SEAM)
+    kernel.write_text(kernel.read_text() + "\nEDITED = 1\n")
+    assert source_hash(plan.SEAM, tmp_path) != source_hash(plan.SEAM)
 
 
 @pytest.mark.parametrize("what", ["torch", "triton", "nccl", "cpu"])
@@ -278,6 +299,24 @@ def test_a_launch_does_not_inherit_who_its_launcher_is(monkeypatch):
     env = watch._environment("cpu")
     assert env["OMP_NUM_THREADS"] == "1" and not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(env)
     assert "TORCHELASTIC_RUN_ID" not in env and os.environ["OMP_NUM_THREADS"] == "5"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert watch._environment("cuda")["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_multicast_is_off_whatever_the_shell_says(monkeypatch):
+    """For the ranks of a launch, and for those of a torchrun that was typed by hand."""
+    off = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    for name in off:
+        monkeypatch.setenv(name, {"0": "1", "1": "0"}[off[name]])
+    assert watch._environment("cuda").items() >= off.items()
+    seen = []
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(worker.lifeline, "die_with_parent", lambda *_: None)
+    monkeypatch.setattr(worker, "_redirect", lambda *_: seen.append(dict(os.environ)))
+    monkeypatch.setattr(worker, "_show_where_it_stood", lambda: None)
+    monkeypatch.setattr(worker, "work", lambda *_: None)
+    monkeypatch.setattr(worker.Path, "read_text", lambda _: "{}")
+    assert worker.main(["spec.json"]) == 0 and seen[0].items() >= off.items()
 
 
 def test_the_record_is_json_that_others_read(whole):
