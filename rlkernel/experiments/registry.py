@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rlkernel import experiments
 
-NAMES = (*experiments.NAMES, "exchange")
+NAMES = (*experiments.NAMES, "exchange", "a2a-gemm")
 
 
 def load(name: str) -> ModuleType:
