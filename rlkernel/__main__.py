@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import signal
 import sys
 import textwrap
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -37,6 +39,7 @@ COMMANDS = {
     "notebook": "run one notebook with parameters and render it",
     "sweep": "run a grid of parameters from a YAML file, resumable",
     "publish": "copy a finished run into results/published, scrubbed",
+    "submission": "hand in the overlap question: documents and a ZIP, from fresh records",
     "readme": "write the README's block of numbers anew from published records",
 }
 
@@ -248,28 +251,9 @@ def _finite(value: object) -> object:
 # -- commands: each a thin call into the part that does it -------------------------------------
 
 
-def _report(rest: list[str]) -> int:
-    from rlkernel.pages import report
-
-    return report.main(rest)
-
-
-def _notebook(rest: list[str]) -> int:
-    from rlkernel.pages import report
-
-    return report.notebook(rest)
-
-
-def _sweep(rest: list[str]) -> int:
-    from rlkernel.pages import sweep
-
-    return sweep.main(rest)
-
-
-def _readme(rest: list[str]) -> int:
-    from rlkernel.pages import readme
-
-    return readme.main(rest)
+def _page(module: str, entry: str = "main") -> Callable[[list[str]], int]:
+    """A command of rlkernel.pages, which is imported when it is called."""
+    return lambda rest: getattr(importlib.import_module(f"rlkernel.pages.{module}"), entry)(rest)
 
 
 def _publish(rest: list[str]) -> int:
@@ -289,11 +273,12 @@ def _publish(rest: list[str]) -> int:
 
 
 _COMMANDS = {
-    "report": _report,
-    "notebook": _notebook,
-    "sweep": _sweep,
+    "report": _page("report"),
+    "notebook": _page("report", "notebook"),
+    "sweep": _page("sweep"),
     "publish": _publish,
-    "readme": _readme,
+    "submission": _page("submission"),
+    "readme": _page("readme"),
 }
 
 

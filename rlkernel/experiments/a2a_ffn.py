@@ -15,11 +15,14 @@ from dataclasses import dataclass, replace
 from rlkernel.experiments import a2a_nodes, matrix
 from rlkernel.experiments.case import TARGETS, Case, UsageError, check_seeds, param
 from rlkernel.grid import Grid, is_power_of_two
+from rlkernel.records import machine
 
 NAME = "a2a-ffn"
 SUMMARY = "A2A-FFN: four schedules, bit for bit, and how much communication each hides"
 QUESTION = "How much All-to-All is hidden behind the GEMMs, with which bits and at what cost?"
 OVERLAPS = ("none", "with-sm", "sm-free", "kernel")
+LAPTOP = {"batch_size": 4, "tokens": 16, "dim": 128, "k": 2, "compile": False, "warmup": 5}
+LAPTOP |= {"num_tests": 20}
 PLUGIN = "A2A_FFN_KERNEL_PLUGIN"
 FAULTS = ("none", "swapped-slices", "early-chunk")
 PAUSE_MS = 60_000
@@ -83,8 +86,9 @@ class Params:
         "off", "the regression matrix, or what a CPU does of it", choices=("off", "small", "full")
     )
     demo: bool = param(
-        False, "sequential beside the plugin and with-sm, forward and then with gradients"
-    )
+        False, "sequential beside with-sm and the plugin, forward and then with gradients; on a "
+        "CPU what is left at its default is small: (4, 16, 128, 2), not compiled, 20 tests"
+    )  # fmt: skip
     fault: str = param("none", "break the order of the exchange", choices=FAULTS)
     device: str = param("auto", "where to compute", choices=TARGETS)
     transport: str = param(
@@ -96,8 +100,8 @@ class Params:
 def cases(params: Params) -> list[Case]:
     """Raises UsageError for what cannot run, before anything is launched."""
     if params.demo:
-        shown = {"overlap": ("none", "with-sm", "kernel"), "demo": False}
-        ways = (replace(params, backward=backward, **shown) for backward in (False, True))
+        shown = replace(_fitting(params), overlap=("none", "with-sm", "kernel"), demo=False)
+        ways = (replace(shown, backward=backward) for backward in (False, True))
         return [case for way in ways for case in cases(way)]
     check_seeds((params.seed,))
     _check_modes(params)
@@ -116,6 +120,16 @@ def cases(params: Params) -> list[Case]:
         ]
     plugin = _plugin() if "kernel" in params.overlap else {}
     return [_case(params, one, plugin) for one in picked]
+
+
+def _fitting(params: Params) -> Params:
+    """What a demo runs: the default workload wants GPUs, and a CPU shows the same on less."""
+    needed = 1 if params.transport == "gloo" else max(params.nproc or (2,))
+    gpus = params.device != "cpu" and len(machine.environment()["gpus"]) >= needed
+    if not params.demo or gpus or params.device == "cuda":
+        return params
+    less = {n: small for n, small in LAPTOP.items() if getattr(params, n) == getattr(Params, n)}
+    return replace(params, **less)
 
 
 def _case(params: Params, one: matrix.Configuration, plugin: dict) -> Case:
@@ -271,6 +285,7 @@ def coverage(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[s
 
 def protocol(params: Params) -> dict:
     """What must agree before two records may be compared."""
+    params = _fitting(params)
     return {
         "warmup": params.warmup, "tests": params.num_tests, "prewarm_ms": params.prewarm_ms,
         "flush L2": params.flush, "states": list(params.protocol), "compile": params.compile,

@@ -9,6 +9,8 @@
     widgets      the same figures, chosen by hand
     sweep        a grid of parameters, resumable
     readme       the generated block of README.md
+    stories      the front page's three verdicts
+    submission   what the overlap question asks to be handed in: required, raw, chapters, bundle
 
 Importing this package imports none of them.
 """

@@ -19,7 +19,7 @@ def source(record: Record) -> str:
 
 def timed(found: list[Record]) -> Record | None:
     """The record of the forward, timed beside the official layer under every contract."""
-    return _latest(found, "det-ffn", lambda row: _lines(row, "ffn"), graph=True)
+    return _latest(found, "det-ffn", lambda row: lines(row, "ffn"), graph=True)
 
 
 def forward(found: list[Record]) -> list[str]:
@@ -31,9 +31,14 @@ def forward(found: list[Record]) -> list[str]:
     return _by_m(record, "ffn", what)
 
 
+def trained(found: list[Record]) -> Record | None:
+    """The record of the training step, timed in the same way."""
+    return _latest(found, "det-ffn", lambda row: lines(row, "train"), graph=True)
+
+
 def step(found: list[Record]) -> list[str]:
     """The same of forward + backward, under the contracts that a layer has."""
-    record = _latest(found, "det-ffn", lambda row: _lines(row, "train"), graph=True)
+    record = trained(found)
     if record is None:
         return []
     what = "Forward + backward (dX and all three dW), {}, measured in the same way."
@@ -45,7 +50,7 @@ def two_gpus(found: list[Record]) -> list[str]:
     transport: one is no answer for the other.
     """
     newest = {
-        name: _latest(found, "det-ffn", lambda row: _lines(row, "time"), transport=asked)
+        name: _latest(found, "det-ffn", lambda row: lines(row, "time"), transport=asked)
         for asked, name in TRANSPORTS.items()
     }
     text: list[str] = []
@@ -59,7 +64,7 @@ def _layouts(record: Record, transport: str) -> list[str]:
     body, plain = [], {}
     for row in record.rows:
         at, told = row["case"]["parameters"], {}
-        for line in _lines(row, "time"):
+        for line in lines(row, "time"):
             if line.get("mode") == "graph":
                 told.setdefault(line["operator"], line)
             else:
@@ -110,7 +115,7 @@ def _latest(
     return max(chosen, key=lambda record: record.run.get("started", ""), default=None)
 
 
-def _lines(row: dict, what: str) -> list[dict]:
+def lines(row: dict, what: str) -> list[dict]:
     """A row's lines that were timed beside the official layer."""
     if row["case"]["parameters"].get("what") != what:
         return []
@@ -118,11 +123,11 @@ def _lines(row: dict, what: str) -> list[dict]:
 
 
 def _by_m(record: Record, what: str, text: str, most: int | None = None) -> list[str]:
-    rows = [row for row in record.rows if _lines(row, what)]
-    contracts = [line["contract"] for line in _lines(rows[0], what)][:most]
+    rows = [row for row in record.rows if lines(row, what)]
+    contracts = [line["contract"] for line in lines(rows[0], what)][:most]
     body = []
     for row in sorted(rows, key=lambda r: r["case"]["parameters"]["m"]):
-        told = {line["contract"]: line for line in _lines(row, what)}
+        told = {line["contract"]: line for line in lines(row, what)}
         theirs = next(iter(told.values()))["official_us"]
         ratios = [told[c]["ratios"]["official"]["median"] for c in contracts]
         body.append([

@@ -18,7 +18,7 @@ from nbconvert.exporters import HTMLExporter
 
 import rlkernel
 from rlkernel import records
-from rlkernel.pages import evidence, show
+from rlkernel.pages import evidence, show, stories
 from rlkernel.records.scrub import scrub
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -38,6 +38,7 @@ class Entry:
     verdicts: list[dict] = field(default_factory=list)
     gaps: int = 0
     figure: dict | None = None
+    experiments: set[str] = field(default_factory=set)
 
 
 def page(executed: Path, target: Path, *, name: str, error: str | None, home: str = "#") -> None:
@@ -56,10 +57,31 @@ def page(executed: Path, target: Path, *, name: str, error: str | None, home: st
 
 
 def index(entries: list[Entry], target: Path) -> None:
-    """The front page: each notebook's question, verdicts, machine and main figure; the records."""
+    """The front page: three questions with verdict, figure, machines and limits, each with its
+    pages; whatever belongs to none of them; the records.
+    """
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATE))
     template = environment.get_template("front.html.j2")
-    _write(target, template.render(entries=entries, records=record_table(), **_common()))
+    told = [(story, _picture(story), [e for e in entries if _of(e, story)])
+            for story in stories.told()]  # fmt: skip
+    others = [e for e in entries if not any(_of(e, story) for story, *_ in told)]
+    _write(target, template.render(
+        told=told, others=others, records=record_table(), sources=show.sources,
+        is_local=_is_local, **_common(),
+    ))  # fmt: skip
+
+
+def _of(entry: Entry, story: stories.Story) -> bool:
+    return bool(entry.experiments & set(story.experiments))
+
+
+def _picture(story: stories.Story) -> str:
+    """The story's drawing as an <img>; "" where no record can be drawn."""
+    return show.image_html(story.plot, story.shown.rows) if story.shown else ""
+
+
+def _is_local(record) -> bool:
+    return record.path.parent.parent.name != "published"
 
 
 def entry(executed: Path, *, name: str, href: str, error: str | None) -> Entry:
@@ -70,6 +92,7 @@ def entry(executed: Path, *, name: str, href: str, error: str | None) -> Entry:
     for cell in book.cells:
         for output in cell.get("outputs", ()):
             meta = output.get("metadata", {}).get("rlkernel", {})
+            found.experiments |= _experiment(meta.get("record", ""))
             if meta.get("kind") == "verdict":
                 found.verdicts.append(dict(meta))
             elif meta.get("kind") == "gap":
@@ -78,6 +101,12 @@ def entry(executed: Path, *, name: str, href: str, error: str | None) -> Entry:
                 if not (found.figure or {}).get("main"):
                     found.figure = {**_image(output.data["text/html"]), "main": meta.get("main")}
     return found
+
+
+def _experiment(place: str) -> set[str]:
+    """Whose record a piece shows: results/[published/]<experiment>/<name>."""
+    parts = place.removeprefix("results/").removeprefix("published/").split("/")
+    return {parts[0]} if len(parts) == 2 else set()
 
 
 def heading(book) -> tuple[str, str]:
@@ -121,11 +150,14 @@ def _papermill_remark(cell) -> bool:
     return "papermill-error-cell-tag" in tags
 
 
+def css() -> str:
+    """The look of every page."""
+    return "".join((TEMPLATE / n).read_text(encoding="utf-8") for n in ("cards.css", "page.css"))
+
+
 def _common() -> dict:
     return {
-        "css": "".join(
-            (TEMPLATE / n).read_text(encoding="utf-8") for n in ("cards.css", "page.css")
-        ),
+        "css": css(),
         "version": rlkernel.__version__,
         "machine": records.label(records.environment()),
         "built": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -142,10 +174,9 @@ def _write(target: Path, html: str) -> None:
 
 def failed_page(target: Path, *, name: str, error: str) -> None:
     """A page for a notebook of which nothing can be shown."""
-    css = _common()["css"]
     _write(
         target,
         f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{escape(name)}</title>'
-        f'<link rel="icon" href="data:,"><style>{css}</style><body class="rk-page"><main>'
+        f'<link rel="icon" href="data:,"><style>{css()}</style><body class="rk-page"><main>'
         f'<h1>{escape(name)}</h1><div class="banner">{escape(error)}</div></main></body></html>',
     )

@@ -247,17 +247,24 @@ def machine() -> None:
 
 def figure_html(plot: Plot, rows, origin: str = "") -> str:
     """One <figure>: picture, caption with its origin (a fragment of HTML), table."""
-    drawn = plot.draw(rows)
-    width, height = (round(98 * inches) for inches in drawn.get_size_inches())
-    data = base64.b64encode(style.png(drawn, dpi=DPI)).decode()
     source = f'<span class="rk-source">{origin}</span>' if origin else ""
     said = f"<strong>{escape(plot.title)}</strong> {escape(plot.note)} {source}"
     return (
         '<figure class="rk-figure"><div class="rk-scroll rk-plot" tabindex="0">'
-        f'<img src="data:image/png;base64,{data}" alt="{escape(plot.alt(rows))}" '
-        f'width="{width}" height="{height}" style="max-width:{width}px"></div>'
+        f"{image_html(plot, rows)}</div>"
         f"<figcaption>{said}</figcaption>"
         f"{_details(*plot.table(rows), 'line')}</figure>"
+    )
+
+
+def image_html(plot: Plot, rows) -> str:
+    """The drawing alone, with its text alternative."""
+    drawn = plot.draw(rows)
+    width, height = (round(98 * inches) for inches in drawn.get_size_inches())
+    data = base64.b64encode(style.png(drawn, dpi=DPI)).decode()
+    return (
+        f'<img src="data:image/png;base64,{data}" alt="{escape(plot.alt(rows))}" '
+        f'width="{width}" height="{height}" style="max-width:{width}px">'
     )
 
 

@@ -209,6 +209,25 @@ def test_the_demo_is_sequential_and_fused_forward_and_with_gradients():
     assert asked == [("none+with-sm+kernel", False), ("none+with-sm+kernel", True)]
 
 
+@pytest.mark.parametrize(
+    "given, shape",
+    [
+        ({"device": "cpu"}, (4, 16, 128, 2, False, 20)),
+        ({"device": "cpu", "batch_size": 8, "num_tests": 3}, (8, 16, 128, 2, False, 3)),
+        ({"device": "cuda"}, (512, 64, 1280, 6, True, 50)),
+    ],
+    ids=["cpu", "named", "cuda"],
+)
+def test_the_demo_is_small_on_a_cpu_where_nothing_else_is_said(given, shape):
+    params = a2a_ffn.Params(demo=True, **given)
+    for case in a2a_ffn.cases(params):
+        at = case.parameters
+        names = ("batch", "tokens", "dim", "k", "compile", "tests")
+        assert tuple(at[name] for name in names) == shape
+    told = a2a_ffn.protocol(params)
+    assert (told["compile"], told["tests"]) == shape[-2:]
+
+
 def test_the_table_has_a_column_for_each_word(launched):
     _, _, record = launched["kernel"]
     for rows in (record.rows, launched["fault"][2].rows):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlkernel.pages import report as pages
+from tests.pages import browser
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +27,16 @@ def built(tmp_path_factory):
         index = pages.build()
         seconds = time.monotonic() - start
     return SimpleNamespace(index=index, folder=index.parent, results=results, seconds=seconds)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    executable = browser.find()
+    if executable is None:
+        pytest.skip("no Chromium on PATH")
+    started = browser.Browser(executable)
+    yield started
+    started.close()
 
 
 @pytest.fixture

@@ -18,16 +18,6 @@ PAGES += ("05_ffn_cost", "06_ws2_two_nodes", "07_overlap", "08_cross_node")
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    executable = browser.find()
-    if executable is None:
-        pytest.skip("no Chromium on PATH")
-    started = browser.Browser(executable)
-    yield started
-    started.close()
-
-
 def faults(seen: browser.Seen) -> list[str]:
     """Everything that a page may not do, in words."""
     found = [f"console: {text}" for text in seen.complaints]

@@ -73,11 +73,37 @@ def test_the_index_tells_question_verdict_machine_and_figure(built):
         records.label(records.environment()),
     ):
         assert text in page.text
-    assert "Heat map of signal by fault." in " ".join(page.alts)
+    assert "Fault by signal. SwiGLU block" in " ".join(page.alts)
     assert {f"{name}.html" for name in PAGES[1:]} <= set(page.addresses)
     assert "notebook failed" not in page.text
     # One record fails, and must: the example's twin that forgets a sum.
     assert page.text.count("fails") == 1 and "ok, fails" in page.text
+
+
+STORIES = {
+    "Same bits?": ("yes 0 of ", "04_determinism", "05_ffn_cost", "06_ws2_two_nodes"),
+    "Which sum is missing?": ("named ", "01_tp_swiglu", "02_tp_gqa", "03_which_sum"),
+    "Is communication hidden?": ("not measured No record of", "07_overlap", "08_cross_node"),
+}
+
+
+def test_the_index_answers_three_questions(built):
+    """Each with its verdict, figure, limits and pages; each number beside its record."""
+    _, *sections = read(built.folder, "index").split('<section class="story"')
+    sections = [section.partition("</section>")[0] for section in sections]
+    assert len(sections) == len(STORIES)
+    for section, (question, (verdict, *pages)) in zip(sections, STORIES.items()):
+        page = Page(f"<section{section}")
+        text = " ".join(page.text.split())
+        assert f"<h2>{question}</h2>" in section and verdict in text, text[:300]
+        assert len(page.alts) == 1 and "COVERED" in text and "NOT COVERED" in text
+        assert {f"{name}.html" for name in pages} <= set(page.addresses)
+        shown = re.findall(r"<code>(results/[\w./-]+)</code>", section)
+        assert shown and all(
+            records.read(built.results / name.removeprefix("results/")).status == "ok"
+            for name in shown
+        )
+    assert "partial milestone: two real nodes NOT COVERED" in sections[-1]
 
 
 def test_what_this_machine_cannot_measure_is_a_box_with_its_command(built):
