@@ -81,9 +81,9 @@ def _asked(comm: Comm, at: Layout, stage: stages.Stage, like: Tensor, more: dict
     if why is not None:
         return Verdict(None, None, False, why)
     local = Fused(comm, at, stage, like.dtype, local=True, choice=choice)
-    mine = torch.tensor([proven(at, stage, like, local)], device=like.device)
+    with patience.meeting(comm, "fused ladder"):  # a try compiles
+        mine = torch.tensor([proven(at, stage, like, local)], device=like.device)
     if at.ranks > 1:
-        patience.wait_for_all(comm, "fused ladder")  # a try compiles
         mine = comm.all_gather(mine.to(torch.uint8), "fused ladder", "ep").bool().all(0)[None]
     forward, backward = mine.flatten().tolist()
     if not forward:

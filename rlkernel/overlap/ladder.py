@@ -77,8 +77,8 @@ def _try(
     """Into how many chunks forward and backward may be cut."""
     held = [1, 1]
     while most > 1 and 1 in held:
-        same = proven(at, at.slices(most, unit), stage, like, trial)
-        patience.wait_for_all(comm, "ladder")  # a try compiles
+        with patience.meeting(comm, "ladder"):  # a try compiles
+            same = proven(at, at.slices(most, unit), stage, like, trial)
         mine = torch.tensor([same], dtype=torch.uint8, device=like.device)
         together = comm.all_gather(mine, "ladder", "ep").bool().all(0).tolist()
         held = [most if ok and n == 1 else n for ok, n in zip(together, held)]

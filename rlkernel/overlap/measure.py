@@ -71,13 +71,13 @@ class Bench:
         it is there; chunks follow in their ladder. Then all ranks meet.
         """
         checked = self.at["check_correctness"] != "off" and not self.at["comp_only"]
-        for rows in {len(self.x), min(len(self.x), checks.SLICE)} if checked else {len(self.x)}:
-            for overlap in ("none", *self.overlapped()):
-                self.through(overlap, comp_only=True, rows=rows)
-                if self.dy is not None and checked:
-                    with torch.no_grad():
-                        self.block(self.x[:rows], overlap, True)
-        patience.wait_for_all(self.comm, "what is compiled")
+        with patience.meeting(self.comm, "what is compiled"):
+            for rows in {len(self.x), min(len(self.x), checks.SLICE)} if checked else {len(self.x)}:
+                for overlap in ("none", *self.overlapped()):
+                    self.through(overlap, comp_only=True, rows=rows)
+                    if self.dy is not None and checked:
+                        with torch.no_grad():
+                            self.block(self.x[:rows], overlap, True)
 
     def watched(self, overlap: str, chunks: int = 1, comp_only: bool = False) -> dict[str, Tensor]:
         """`through`, and what came out of the layer on the way: whose output -> the output."""

@@ -13,8 +13,8 @@ SOON_S = 10.0  # for an answer that a sound store gives in a millisecond
 
 
 class BoundedStore:
-    """`set` and `check` raise RuntimeError when no answer comes within `soon_s`; all else, which
-    has a time limit of its own, is the store's.
+    """`set`, `check` and `add` raise RuntimeError when no answer comes within `soon_s`; all else,
+    which has a time limit of its own, is the store's.
     """
 
     def __init__(self, store, soon_s: float = SOON_S) -> None:
@@ -28,6 +28,9 @@ class BoundedStore:
 
     def check(self, keys: list[str]) -> bool:
         return self._soon(self.store.check, keys)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._soon(self.store.add, key, amount)
 
     def _soon(self, ask, *words):
         answers: queue.SimpleQueue = queue.SimpleQueue()

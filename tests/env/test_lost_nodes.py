@@ -49,11 +49,11 @@ class Pair:
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             ))  # fmt: skip
 
-    def underway(self) -> None:
-        """Until a rank of node 1 runs its case, in the middle of its timed calls."""
+    def underway(self, seconds: float) -> None:
+        """Until a rank of node 1 runs its case, and so many seconds more."""
         logs = lambda: [*self.homes[1].glob("a2a-ffn/*/log/rank1.txt")]  # noqa: E731
         wait_for(lambda: any("case 1 of 1" in log.read_text() for log in logs()), 80)
-        time.sleep(1.0)
+        time.sleep(seconds)
 
     def end(self, within_s: float) -> None:
         """(exit code, seconds, what it said) of each node, from now on."""
@@ -85,11 +85,11 @@ def pairs(tmp_path_factory):
         if emulated.how == nodes.NAMESPACES:
             found["cut"] = Pair(home / "cut", agents=emulated.agents)
         try:
-            found["killed"].underway()
+            found["killed"].underway(0.5)  # while all meet behind what is called for the first time
             for pid in found["killed"].marks[1].ranks():
                 os.kill(pid, signal.SIGKILL)
             if "cut" in found:
-                found["cut"].underway()
+                found["cut"].underway(3.0)  # in the middle of timed calls
                 far = emulated.agents[1]
                 wire = ("ip", "link", "set", far.env["GLOO_SOCKET_IFNAME"], "down")
                 subprocess.run([*far.prefix, *wire], check=True, timeout=10)

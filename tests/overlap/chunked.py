@@ -8,13 +8,13 @@ import time
 import torch
 
 from rlkernel.collectives.comm import Link
-from rlkernel.collectives.errors import Disagreement
+from rlkernel.collectives.errors import Disagreement, PeerLost
 from rlkernel.collectives.groups import World
 from rlkernel.collectives.observers import Capture
 from rlkernel.collectives.transport import Arriving, ProcessGroupTransport
 from rlkernel.experiments import a2a_ffn, matrix
 from rlkernel.grid import Grid
-from rlkernel.overlap import checks, faults, ladder, measure, path, timeline
+from rlkernel.overlap import checks, faults, ladder, measure, path, patience, timeline
 from rlkernel.overlap import layer as layers
 from rlkernel.overlap.layout import seam_of
 from tests.overlap.inputs import drawn, layer, trained
@@ -62,6 +62,26 @@ def a_delayed_rank_delays_exactly_its_chunks(world):
     assert sorted(order) == [f"comp/gemm1 {i}" for i in range(4)]
     assert order[-1] == "comp/gemm1 1", order
     assert torch.equal(got, wanted)
+
+
+@check
+def a_rank_that_is_gone_is_missed_where_all_meet(world):
+    """It has given a sign of life, and gives no other; some have come, one is on its way."""
+    comm = seam(world, 4)
+    if comm is None:
+        return
+    real = patience.QUIET_S, comm.roll_call.timeout_s, patience._live
+    patience.QUIET_S = comm.roll_call.timeout_s = 3.0
+    if comm.rank == 2:
+        patience._live = lambda store, name, left: store.set(f"{name}/1", "alive")
+    try:
+        with patience.meeting(comm, "first calls"):
+            time.sleep({1: 1.5, 2: 9.0}.get(comm.rank, 0.0))
+        assert comm.rank == 2, "rank 2 comes when all others have left"
+    except PeerLost as error:
+        assert comm.rank != 2 and error.ranks == (2,) and "no sign of life for" in str(error), error
+    finally:
+        patience.QUIET_S, comm.roll_call.timeout_s, patience._live = real
 
 
 @check
