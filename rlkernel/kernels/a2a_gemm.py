@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from rlkernel.kernels import hopper_tma
-from rlkernel.kernels.a2a_gemm_kernel import FIELDS, Exchange, a2a_gemm_kernel
+from rlkernel.kernels.a2a_gemm_kernel import FIELDS, SIGHTS, Exchange, a2a_gemm_kernel
 from rlkernel.kernels.a2a_order import Cut, halves, ordered, packed
 from rlkernel.kernels.a2a_signal import MOST_CHUNKS, Signals
 from rlkernel.kernels.hopper_pipeline import REGISTERS
@@ -112,9 +112,9 @@ class A2AGemm:
         self.places = order  # on the CPU, for whoever reads a timeline
         self.order = packed(order).to(self.device)
         self.halves = halves(order, signals.size).to(self.device)
-        self.times = torch.zeros(
-            (self.tiles if schedule.timeline else 1) * FIELDS, dtype=torch.int64, device=self.device
-        )
+        self.spots = SIGHTS * signals.size * MOST_CHUNKS
+        count = self.tiles * FIELDS + self.spots if schedule.timeline else 1
+        self.times = torch.zeros(count, dtype=torch.int64, device=self.device)
         programs = min(schedule.programs or multiprocessors(self.device), self.tiles)
         self.launch = Launch(
             self.device, a2a_gemm_kernel, (programs,),
@@ -147,9 +147,12 @@ class A2AGemm:
             self.tokens, self.signals.rank,
         )  # fmt: skip
 
-    def timeline(self) -> Tensor:
-        """int64 [tiles, 4] of the newest call: begin, end (ns), SM, ns waited for a flag."""
-        return self.times.view(-1, FIELDS).cpu()
+    def timeline(self) -> tuple[Tensor, Tensor]:
+        """Of the newest call, int64 on the CPU: tiles [tiles, 5], flags [3, P, MOST_CHUNKS], as
+        a2a_gemm_kernel.FIELDS says; nanoseconds of this GPU's clock.
+        """
+        tiles, flags = self.times.cpu().split([self.tiles * FIELDS, self.spots])
+        return tiles.view(-1, FIELDS), flags.view(SIGHTS, self.signals.size, MOST_CHUNKS)
 
     def _described(self, name: str, x: Tensor, box):
         if name not in self._describe:

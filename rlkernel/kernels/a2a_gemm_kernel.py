@@ -33,7 +33,11 @@ from rlkernel.kernels.hopper_plan import CompileTime
 # A thread after setmaxnreg: the producer also waits and finds places; 2 x 232 + 40 <= 3 x 168.
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
-FIELDS = 4  # of a tile in a timeline: begin, end (ns), SM, ns that its loads waited for a flag
+# Of a tile in a timeline: begin, end (ns), SM, when its loads turned to a flag (0: they knew that it
+# was set) and when they saw it. Behind the tiles, for each rank and chunk: when its flag was raised
+# from here, when the end of the kernel turned to that rank's, and when it saw it.
+FIELDS, SIGHTS = 5, 3
+TILE_FIELDS = gl.constexpr(FIELDS)
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,11 @@ def produce(descs, ring, signals, order, times, at, E: gl.constexpr, T: gl.const
             bit = gl.to_tensor(1) << (rank * E.CHUNKS + chunk)
             if (rank != own) & (seen & bit == 0):
                 if E.TIMELINE:
-                    begin = now(times)
+                    gl.store(times + tile * TILE_FIELDS + 3, now(times))
                 awaited(bases, rank, rank * CHUNKS + chunk, epoch, own, limit_ns, E.SIZE, 0)
                 seen |= bit
                 if E.TIMELINE:
-                    gl.store(times + tile * 4 + 3, now(times) - begin)
+                    gl.store(times + tile * TILE_FIELDS + 4, now(times))
             if mine:
                 from_a = (own * tokens + token) * K
             else:
@@ -137,12 +141,13 @@ def produce(descs, ring, signals, order, times, at, E: gl.constexpr, T: gl.const
     load_stage(descs, ring, stage, phase, False, 0, 0, 0, 0, E, T)
     if not E.LOCAL:
         if gl.program_id(0) == 0:
-            close(signals, own, E)
+            close(signals, times + tiles * TILE_FIELDS, own, E)
 
 
 @gluon.jit
-def close(signals, own, E: gl.constexpr):
+def close(signals, sights, own, E: gl.constexpr):
     """Say which call comes next; behind a leaving GEMM, once all others' results are here."""
+    PLACES: gl.constexpr = E.SIZE * CHUNKS
     bases, counters, words, limit_ns = signals
     epoch = epoch_of(signals, E)
     if E.ARRIVE:
@@ -152,7 +157,11 @@ def close(signals, own, E: gl.constexpr):
             rank = (own + turn) % E.SIZE
             for chunk in range(0, E.CHUNKS):
                 place = (E.SIZE + rank) * CHUNKS + chunk
+                if E.TIMELINE:
+                    gl.store(sights + place, now(sights))
                 awaited(bases, rank, place, epoch, own, limit_ns, E.SIZE, 1)
+                if E.TIMELINE:
+                    gl.store(sights + PLACES + place, now(sights))
         told(bases, own, E.SIZE)
         gl.store(words, epoch + 1)
 
@@ -186,7 +195,7 @@ def send_block(staging, block, base, bias, row, column, far, batch, N, pitch, E:
 
 
 @gluon.jit
-def hand_over(signals, halves, owed, epoch, own, E: gl.constexpr):
+def hand_over(signals, halves, sights, owed, epoch, own, E: gl.constexpr):
     """Count one half tile for a rank and chunk, all of whose stores this consumer has issued; the
     last one raises the rank's flag.
     """
@@ -195,6 +204,8 @@ def hand_over(signals, halves, owed, epoch, own, E: gl.constexpr):
     block_barrier()
     if gl.atomic_add(count, 1, sem="acq_rel", scope="sys") == gl.load(halves + owed) - 1:
         gl.store(count, 0)
+        if E.TIMELINE:
+            gl.store(sights + owed, now(sights))
         flag = flag_of(bases, owed // CHUNKS, (E.SIZE + own) * CHUNKS + owed % CHUNKS)
         gl.atomic_xchg(flag, epoch, sem="release", scope="sys")
 
@@ -216,6 +227,7 @@ def consume(
     tiles, batch, tokens, N, K, own = at
     out_desc, out, owners, bias, halves, pitch = outs
     BLOCKS: gl.constexpr = T.BN // 64
+    sights = times + tiles * TILE_FIELDS
     stage = 0
     phase = 0
     owed = own * 0 - 1  # the flag for whose rank a half tile is stored and not yet counted
@@ -223,7 +235,7 @@ def consume(
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         if E.TIMELINE:
             if HALF == 0:
-                gl.store(times + tile * 4, now(times))
+                gl.store(times + tile * TILE_FIELDS, now(times))
         none = (staging, staging)
         w, acc, stage, phase = subtree(ring, acc, stage, phase, K // T.BK, none, 1, HALF, False, T)
         blocks = blocks_of(w, BLOCKS)
@@ -241,7 +253,7 @@ def consume(
                 base = out + (rank * tokens + token).to(gl.int64) * N
             else:
                 if owed >= 0:  # its stores were issued a tile ago: the fence finds them done
-                    hand_over(signals, halves, owed, epoch_of(signals, E), own, E)
+                    hand_over(signals, halves, sights, owed, epoch_of(signals, E), own, E)
                 owed = gl.where(rank == own, -1, rank * CHUNKS + chunk)
                 # A distance in elements, for the compiler to see that it is a multiple of 8.
                 far = (gl.load(owners + rank) - out.to(gl.int64)) // 16 * 8
@@ -256,11 +268,11 @@ def consume(
                 )
         if E.TIMELINE:
             if HALF == 0:
-                gl.store(times + tile * 4 + 1, now(times))
-                gl.store(times + tile * 4 + 2, multiprocessor(times).to(gl.int64))
+                gl.store(times + tile * TILE_FIELDS + 1, now(times))
+                gl.store(times + tile * TILE_FIELDS + 2, multiprocessor(times).to(gl.int64))
     warpgroup_mma_wait(0, deps=[acc])
     if owed >= 0:
-        hand_over(signals, halves, owed, epoch_of(signals, E), own, E)
+        hand_over(signals, halves, sights, owed, epoch_of(signals, E), own, E)
     tma.store_wait(0)
 
 

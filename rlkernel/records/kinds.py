@@ -23,6 +23,7 @@ import re
 KINDS = ("comm", "gemm", "elementwise", "copy", "wait", "fused")
 COMPUTE = ("gemm", "elementwise")
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+TILE = "tile"  # from inside a kernel (records/tiles.py): for the eye, the analysis leaves it out
 RUNTIME = ("cuda_runtime", "cuda_driver")
 LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch|Memcpy\w*Async|Memset\w*Async")
 NCCL = re.compile(r"nccl\w*Kernel", re.I)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rlkernel.records import kinds, trace
 
 NAME = 120  # characters kept of a kernel's name; its kind is written beside it
 HOST_TRACK = 1000  # device streams below, threads of the host from here on
+SM_TRACK = 10**6  # tracks from inside of kernels
+APART = 10**6  # ns behind a trace at which they begin: another call, on another clock
 
 
 def merge(target: Path | str, sources: Mapping[int, Path | str]) -> Path:
@@ -39,6 +41,21 @@ def merge(target: Path | str, sources: Mapping[int, Path | str]) -> Path:
     return target
 
 
+def append(path: Path | str, rank: int, stretches: Iterable[tuple[str, str, int, int]]) -> None:
+    """Put (track, name, start, end in ns) of one rank behind everything in its trace, in place."""
+    book, found = trace.load(path), sorted(stretches, key=lambda s: (s[2], -s[3]))
+    events = [e for e in book["traceEvents"] if e.get("ph") == "X" and "dur" in e]
+    behind = max((float(e["ts"]) + float(e["dur"]) for e in events), default=0.0) + APART / 1e3
+    tracks = sorted({s[0] for s in found}, key=lambda t: (len(t), t))
+    for track, name, start, end in found:
+        book["traceEvents"].append({
+            "ph": "X", "cat": kinds.TILE, "name": name, "pid": rank,
+            "tid": SM_TRACK + tracks.index(track), "ts": behind + (start - found[0][2]) / 1e3,
+            "dur": (end - start) / 1e3, "args": {"track": track},
+        })  # fmt: skip
+    Path(path).write_bytes(gzip.compress(json.dumps(book).encode(), mtime=0))
+
+
 def _kept(book: dict, rank: int) -> list[dict]:
     """The events that the analysis reads; parse has put start and end, ns since the epoch, in."""
     events = [e for e in book["traceEvents"] if "start" in e]
@@ -46,7 +63,7 @@ def _kept(book: dict, rank: int) -> list[dict]:
         events = [e for e in events if e["pid"] == rank]
     return [
         e for e in events
-        if e.get("cat") in (*kinds.DEVICE, "user_annotation") or kinds.is_launch(e)
+        if e.get("cat") in (*kinds.DEVICE, kinds.TILE, "user_annotation") or kinds.is_launch(e)
         or kinds.cpu_kind(e)
     ]  # fmt: skip
 
@@ -77,6 +94,8 @@ def _process(read: trace.Trace, events: list[dict], base: int) -> list[dict]:
 
 
 def _stream(event: dict) -> str:
+    if event["cat"] == kinds.TILE:
+        return f"stream {event['tid']}"
     if event["cat"] in kinds.DEVICE:
         return f"stream {event.get('args', {}).get('stream', event.get('tid'))}"
     return "gloo" if event["name"].startswith("gloo:") else f"thread {event['tid']}"
@@ -84,6 +103,8 @@ def _stream(event: dict) -> str:
 
 def _title(stream: str, events: list[dict], known: dict) -> str:
     """The track's name with the kinds that take most of its time."""
+    if events[0]["cat"] == kinds.TILE:
+        return events[0]["args"]["track"]
     spent: Counter = Counter()
     for event in events:
         kind = known.get((event["name"], event["start"], event["end"]))
@@ -114,7 +135,7 @@ def _lanes(events: list[dict]) -> list[list[dict]]:
 
 def _event(event: dict, rank: int, tid: int, base: int, known: dict) -> dict:
     args = event.get("args", {})
-    kept = {name: args[name] for name in ("stream", "correlation", "bytes") if name in args}
+    kept = {name: args[name] for name in ("stream", "correlation", "bytes", "track") if name in args}
     kind = known.get((event["name"], event["start"], event["end"]))
     if kind and event["cat"] in kinds.DEVICE:
         kept["kind"] = kind
