@@ -33,9 +33,9 @@ from rlkernel.kernels.hopper_plan import CompileTime
 # A thread after setmaxnreg: the producer also waits and finds places; 2 x 232 + 40 <= 3 x 168.
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
-# Of a tile in a timeline: begin, end (ns), SM, when its loads turned to a flag (0: they knew that it
-# was set) and when they saw it. Behind the tiles, for each rank and chunk: when its flag was raised
-# from here, when the end of the kernel turned to that rank's, and when it saw it.
+# Of a tile in a timeline: begin, end (ns), SM, when its loads turned to a flag (0: they knew that
+# it was set) and when they saw it. Behind the tiles, for each rank and chunk: when its flag was
+# raised from here, when the end of the kernel turned to that rank's, and when it saw it.
 FIELDS, SIGHTS = 5, 3
 TILE_FIELDS = gl.constexpr(FIELDS)
 

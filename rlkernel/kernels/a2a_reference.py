@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlkernel.kernels.a2a_gemm import Schedule
+from rlkernel.kernels.a2a_gemm_kernel import FIELDS, SIGHTS
 from rlkernel.kernels.a2a_order import TILE_M, Cut, halves, ordered
 from rlkernel.kernels.a2a_signal import MOST_CHUNKS, Signals, back, flag_count, there
 
@@ -46,13 +47,21 @@ class A2AGemm:
         )  # fmt: skip
         self.places = ordered(cut)
         self.halves = halves(self.places, signals.size).tolist()
+        self.times = torch.zeros(len(self.places), FIELDS, dtype=torch.int64)
+        self.sights = torch.zeros(SIGHTS, signals.size, MOST_CHUNKS, dtype=torch.int64)
+
+    def timeline(self) -> tuple[Tensor, Tensor]:
+        """As a2a_gemm.A2AGemm.timeline, of one program on the host's clock."""
+        return self.times, self.sights
 
     def __call__(
         self, own: Tensor, came: Tensor, weight: Tensor, out: Tensor, owners: Tensor, bias: Tensor
     ) -> None:
         s, K = self.signals, weight.shape[1]
         epoch = int(s.words[0 if self.arrive else 1])
-        for token, rank, chunk, row, column in self.places.tolist():
+        for tile, (token, rank, chunk, row, column) in enumerate(self.places.tolist()):
+            times = self.times[tile]
+            times[0], times[3:] = time.monotonic_ns(), 0
             rows = slice(row, min(row + TILE_M, self.batch))
             columns = slice(column, min(column + self.bn, self.columns))
             block = (token * s.size + rank) * self.batch
@@ -62,16 +71,18 @@ class A2AGemm:
                 at = ((rank if self.local else s.rank) * self.tokens + token) * K
                 a = own[rows, at : at + K]
             else:
+                times[3] = time.monotonic_ns()
                 self._awaited(rank, there(rank, chunk), epoch, 0)
+                times[4] = time.monotonic_ns()
                 a = came[rank * self.batch :][rows, token * K : (token + 1) * K]
             product = (a.float() @ weight[token, :, columns].float()).to(out.dtype)
             if self.arrive:
                 out[token, rank * self.batch :][rows, columns] = product
-                continue
-            if self.bias:
-                product = product + bias[token, columns]
-            self._leaves(out, owners, product, token, rank, rows, columns)
-            if rank != s.rank and not self.local:
+            else:
+                product = product + bias[token, columns] if self.bias else product
+                self._leaves(out, owners, product, token, rank, rows, columns)
+            times[1] = time.monotonic_ns()
+            if not self.arrive and rank != s.rank and not self.local:
                 self._counted(rank, chunk, epoch)
         if not self.local:
             self._close(epoch)
@@ -88,6 +99,7 @@ class A2AGemm:
         s.counters[owed] += 2  # both consumers of the tile
         if int(s.counters[owed]) == self.halves[owed]:
             s.counters[owed] = 0
+            self.sights[0, rank, chunk] = time.monotonic_ns()
             _word(s.places[rank], back(s.rank, chunk, s.size)).value = epoch
 
     def _close(self, epoch: int) -> None:
@@ -98,7 +110,9 @@ class A2AGemm:
         for turn in range(1, s.size):
             rank = (s.rank + turn) % s.size
             for chunk in range(self.schedule.chunks):
+                self.sights[1, rank, chunk] = time.monotonic_ns()
                 self._awaited(rank, back(rank, chunk, s.size), epoch, 1)
+                self.sights[2, rank, chunk] = time.monotonic_ns()
         self._told()
         s.words[0] = epoch + 1
 

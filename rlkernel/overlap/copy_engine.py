@@ -259,6 +259,12 @@ def _streams(device: torch.device, size: int) -> list[torch.cuda.Stream]:
 _MEMORIES: dict[tuple, tuple[PeerMemory, Watch]] = {}
 
 
+def check() -> None:
+    """Raise PeerLost if a wait of any call so far had to be released."""
+    for _, watch in _MEMORIES.values():
+        watch.check()
+
+
 def _memory(comm: Comm, at: Layout, dtype: torch.dtype) -> tuple[PeerMemory, Watch]:
     """Made at the first call of a shape, by all ranks; stays mapped."""
     key = (comm.links["ep"].ranks, at.rows, at.tokens, at.dim, dtype)

@@ -22,7 +22,7 @@ NAME = "kernel"
 def forward_ffn(ffn, inputs: Tensor, *, comp_only: bool = False) -> Tensor:
     """inputs [B, T, D] -> [B, T, D]; the bits of the ffn's own `none`, or ValueError."""
     why = ""
-    if inputs.is_cuda:
+    if on_gpu(inputs):
         from rlkernel.overlap import fused_kernel, fused_rung  # Hopper's language, only where used
 
         fused, why = fused_rung.fused_of(ffn, inputs, comp_only)
@@ -31,3 +31,7 @@ def forward_ffn(ffn, inputs: Tensor, *, comp_only: bool = False) -> Tensor:
             return fused_kernel.run(ffn, inputs, fused)
         why = f"; not fused: {why}"
     return nccl_chunks.forward_chunks(ffn, inputs, comp_only, NAME, by_arrival=True, why=why)
+
+
+def on_gpu(inputs: Tensor) -> bool:
+    return inputs.is_cuda

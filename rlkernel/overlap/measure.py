@@ -13,11 +13,23 @@ from torch import Tensor
 
 from rlkernel.collectives import exchange
 from rlkernel.collectives.comm import Comm
-from rlkernel.overlap import checks, copy_engine, faults, judge, nodes, path, patience, seen, terms
+from rlkernel.overlap import (
+    checks,
+    copy_engine,
+    faults,
+    inside,
+    judge,
+    nodes,
+    path,
+    patience,
+    seen,
+    terms,
+)
 from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.clock import Clock, interleaved
 from rlkernel.overlap.layer import A2AFFN, RankMixer, with_ep
 from rlkernel.overlap.layout import layout_of
+from rlkernel.overlap.settled import settled
 from rlkernel.overlap.stage import stage_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,7 +104,7 @@ class Bench:
         """The same kernels with nothing sent and nothing waited for."""
         if overlap == "sm-free":
             forward = partial(copy_engine.forward_ffn, preset=True)
-            with _replaced(self.layer, forward):
+            with inside.replaced(self.layer, forward):
                 return self.through(overlap, chunks)
         return self.through(overlap, chunks, comp_only=True)
 
@@ -163,16 +175,34 @@ def row(case, comm: Comm) -> dict:
         "lines": lines, "layer": asdict(bench.layout), "stage": stage_of(bench.layer).name,
         "device": comm.device.type, "none_path": heard[0], "topology": nodes.described(comm),
     }  # fmt: skip
+    if at["comp_only"]:
+        result["comp_paths"] = comp_paths(bench)
     if passed and at["tests"] and case.fault == "none":
         result |= timed(bench, comm, lines)
     if passed and at["trace"] and case.fault == "none" and not at["comp_only"]:
         result["trace"], variants = traced(bench)
+        line = inside.wanted(lines, result.get("times", {}), at.get("plugin", ""))
+        if line is not None:
+            result["inside"], more = inside.inside(bench, line, result["trace"], bench.comm)
+            found += judge.by_all(comm, more)
         result["seen"], check = seen.seen(result["trace"], variants, comm)
         found.append(check)
-        passed = check[1]
+        passed = all(held for _, held, _, _ in found)
     if result["topology"]["nodes"] > 1:
         _add_reached(result)
+    settled(comm.device)
     return {"passed": passed, "checks": found, **result}
+
+
+def comp_paths(bench: Bench) -> dict[str, str]:
+    """variant -> which way it goes without communication."""
+    found = {}
+    for overlap in bench.overlapped():
+        for chunks in bench.chunk_counts():
+            with path.listening() as heard:
+                bench.through(overlap, chunks, comp_only=True)
+            found[f"{overlap}/{chunks}"] = heard[-1] if heard else judge.UNKNOWN
+    return found
 
 
 def judged(bench: Bench, overlap: str, chunks: int) -> tuple[dict, list]:
@@ -271,16 +301,3 @@ def traced(bench: Bench) -> tuple[str, list[str]]:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-class _replaced:
-    """While it lasts, the layer's forward is another schedule's, whatever is asked for."""
-
-    def __init__(self, layer: A2AFFN, forward: Callable[..., Tensor]) -> None:
-        self.layer, self.other = layer, forward
-
-    def __enter__(self) -> None:
-        self.layer.forward = lambda x, overlap, comp_only=False: self.other(self.layer, x)
-
-    def __exit__(self, *_: object) -> None:
-        del self.layer.forward

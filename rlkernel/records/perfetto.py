@@ -135,7 +135,9 @@ def _lanes(events: list[dict]) -> list[list[dict]]:
 
 def _event(event: dict, rank: int, tid: int, base: int, known: dict) -> dict:
     args = event.get("args", {})
-    kept = {name: args[name] for name in ("stream", "correlation", "bytes", "track") if name in args}
+    kept = {
+        name: args[name] for name in ("stream", "correlation", "bytes", "track") if name in args
+    }
     kind = known.get((event["name"], event["start"], event["end"]))
     if kind and event["cat"] in kinds.DEVICE:
         kept["kind"] = kind

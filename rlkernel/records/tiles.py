@@ -1,7 +1,7 @@
 """A timeline from inside a GEMM that exchanges: tiles on SMs, flags that come and flags that go.
 
-    on its way    arriving: from the first tile's begin until the last flag of a peer was seen
-                  leaving:  from the first tile finished for a peer until the last peer's flag was seen
+    on its way    arriving: from the first tile's begin until the last peer's flag was seen
+                  leaving:  from the end of the first tile for a peer until the same
     at work       an SM between the begin and the end of a tile, but while that tile's own loads
                   stood at a flag
     hidden        at work while data is on its way / that time, over all SMs that had tiles
