@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlkernel.experiments import a2a_nodes, matrix
+from rlkernel.experiments import a2a_coverage, a2a_nodes, matrix
 from rlkernel.experiments.case import TARGETS, Case, UsageError, check_seeds, param
 from rlkernel.grid import Grid, is_power_of_two
 from rlkernel.records import machine
@@ -27,19 +27,7 @@ PLUGIN = "A2A_FFN_KERNEL_PLUGIN"
 FAULTS = ("none", "swapped-slices", "early-chunk")
 PAUSE_MS = 60_000
 
-COVERED = (
-    "forward and backward of the layer and of the RankMixer block, each schedule against none, by "
-    "the supplied checker's semantics (min(B, 2) rows) and over the whole batch",
-    "comp-only, comm-scale and compute-scale; chunk counts; faults in the order of the exchange",
-    "raw times of every rank and iteration, the slowest rank of each round, estimates with their "
-    "sign; with --trace what a profiler saw run beside what",
-)
-NOT_COVERED = (
-    "a kernel that exchanges and multiplies: `kernel` is the chunk pipeline, and its path says so",
-    "optional backends (fused, FP8, CuTeDSL) and other fwd_modes: not available here",
-    "the environment pins torch 2.6, NCCL 2.21.5, Triton 3.2: this record's own are in it",
-    "an optimizer step, or more than one block",
-)  # and what of several nodes: coverage()
+COVERED = NOT_COVERED = ()  # both lists follow from the rows: coverage()
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,9 @@ class Params:
     comp_only: bool = param(False, "without communication, on the rank's own slices")
     comm_scale: int = param(1, "payloads padded to so many times their size")
     compute_scale: int = param(1, "H times so much")
-    chunks: tuple[int, ...] = param((4,), "token slices of an overlapped schedule")
+    chunks: tuple[int, ...] = param(
+        (4,), "token slices of an overlapped schedule; fused: flags a rank, at most 8"
+    )
     warmup: int = param(50, "calls of each variant ahead of the first timed one")
     num_tests: int = param(50, "timed calls of each variant, the first dropped; 0: no timing")
     prewarm_ms: float = param(10.0, "pause ahead of the first timed call", unit="ms")
@@ -279,8 +269,7 @@ def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list
 
 
 def coverage(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[str]]:
-    covered, missing = a2a_nodes.coverage(rows)
-    return [*COVERED, *covered], [*missing, *NOT_COVERED]
+    return a2a_coverage.coverage(rows)
 
 
 def protocol(params: Params) -> dict:
