@@ -144,7 +144,7 @@ LINES = (
          "bits of a forward: no schedule was checked against none"),
     Line(_checked("whole batch", "forward bit for bit, the whole batch"),
          "bits of the whole batch: not checked"),
-    Line(_gradients("backward", "gradients of the input and all parameters, min(B, 2) rows"),
+    Line(_gradients("backward", "gradients, the supplied check (min(B, 2) rows)"),
          "gradients: this record holds no backward that was checked"),
     Line(_gradients("whole batch backward", "gradients, the whole batch"),
          "gradients of the whole batch: not checked"),

@@ -1,7 +1,8 @@
 """Figures of the A2A-FFN: what ran when, how much communication was hidden, what the length of a
 call hangs on.
 
-Times and chunk counts: a2a_cost.py. The price of sharing a chip: a2a_sharing.py.
+Times and chunk counts: a2a_cost.py. The price of sharing a chip: a2a_sharing.py. What SMs do inside
+the fused kernels: a2a_inside.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from rlkernel.records import intervals
 
-from . import Plot, Rows, Table, a2a_cost, a2a_sharing, schedules, style
+from . import Plot, Rows, Table, a2a_cost, a2a_inside, a2a_sharing, schedules, style
 from .schedules import EXPOSED, KINDS, LOOK, Line, signed
 
 LANE = 0.22  # inches a stream
@@ -314,3 +315,4 @@ CRITICAL = Plot(
 
 apart = schedules.apart
 TIMES, SWEEP, SHARING = a2a_cost.TIMES, a2a_cost.SWEEP, a2a_sharing.SHARING
+INSIDE = a2a_inside.INSIDE

@@ -241,14 +241,14 @@ def schedules_legend(figure, names, more=()) -> None:
                   fontsize=8.5)  # fmt: skip
 
 
-def gap(what: str):
+def gap(what: str, command: str = COMMAND):
     """The visible gap, where a drawing would stand: what is missing and the command for it."""
     figure = style.canvas(style.WIDTH, 1.3)
     axes = figure.subplots()
     style.bare(axes)
     box = {"boxstyle": "round,pad=1.1", "facecolor": "#fdf5dc", "edgecolor": "#7a5a00", "ls": "--"}
     axes.text(
-        0.5, 0.5, f"NOT MEASURED here: {what}\n{COMMAND}", ha="center", va="center",
+        0.5, 0.5, f"NOT MEASURED here: {what}\n{command}", ha="center", va="center",
         color="#7a5a00", fontsize=10, linespacing=1.7, bbox=box,
     )  # fmt: skip
     return figure
