@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlkernel.collectives import exchange
 from rlkernel.collectives.comm import Comm
+from rlkernel.collectives.transport import StagedTransport
 from rlkernel.overlap import (
     checks,
     copy_engine,
@@ -185,7 +186,8 @@ def row(case, comm: Comm) -> dict:
         if line is not None:
             result["inside"], more = inside.inside(bench, line, result["trace"], bench.comm)
             found += judge.by_all(comm, more)
-        result["seen"], check = seen.seen(result["trace"], variants, comm)
+        staged = isinstance(bench.comm.links["ep"].transport, StagedTransport)
+        result["seen"], check = seen.seen(result["trace"], variants, comm, staged)
         found.append(check)
         passed = all(held for _, held, _, _ in found)
     if result["topology"]["nodes"] > 1:

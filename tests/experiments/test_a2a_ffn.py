@@ -26,6 +26,7 @@ SMALL = "--batch-size 4 --tokens 16 --dim 128 --k 2 --no-compile --warmup 1 --nu
 RUNS = {
     "kernel": ["--nproc", "2", "--overlap", "none,with-sm,kernel", "--backward", "--chunks", "1,4",
                "--check-correctness", "bitwise", "--trace"],
+    "alone": ["--nproc", "2", "--overlap", "kernel", "--comp-only"],
     "fault": ["--nproc", "2", "--overlap", "kernel", "--fault", "early-chunk"],
 }  # fmt: skip
 
@@ -126,6 +127,15 @@ def test_a_planted_ordering_fault_is_exit_1(launched):
 
 
 # ---- the matrix and the parameters ---------------------------------------------------------------
+
+
+def test_without_communication_the_record_says_which_way_and_claims_no_more(launched):
+    code, _, record = launched["alone"]
+    (row,) = record.rows
+    assert code == 0 and row["result"]["comp_paths"]["kernel/4"].startswith("one-gemm: kernel, ")
+    assert set(row["result"]["times"]["documented"]["terms"]) == {"comp", "kernel/4 comp"}
+    assert any("without communication: one-gemm" in line for line in record.run["covered"])
+    assert any("no schedule was checked" in line for line in record.run["not_covered"])
 
 
 def test_the_matrix_has_32_configurations_of_the_right_shapes():

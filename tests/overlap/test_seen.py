@@ -46,3 +46,10 @@ def test_several_ranks_without_any_communication_fail_the_check(tmp_path):
     file = Book().run(GEMM, 7, 0, 9).mark("none").write(tmp_path / "t.json.gz")
     _, (_, held, value, _) = seen.seen(file, ("none",), alone(({}, "")))
     assert not held and "no comm in the trace" in value
+
+
+def test_messages_through_the_host_are_not_asked_of_a_devices_trace(tmp_path):
+    file = Book().run(GEMM, 7, 0, 9).mark("none").write(tmp_path / "t.json.gz")
+    other = ({"none": {"rank": 1, "hidden": None}}, "")
+    found, (_, held, _, _) = seen.seen(file, ("none",), alone(other), staged=True)
+    assert held and found["none"][0]["why"] == "no communication in this range"
