@@ -47,9 +47,9 @@ class Choice:
         """As many tokens of own rows ahead as take about as long as the exchange; a wave of own
         tiles behind the last results. flags: a rank, direction and call, at most `most_flags`.
 
-        With flags pre-set on one H200, default workload, a GEMM takes within 0.6 % as long for any
-        lead up to all tokens (leaving: 1.2 %), within 1.4 % for 1 to 8 flags, within 0.5 % for
-        bands of 8 to 32 rows; 16 SMs fewer cost 13 to 19 %, tiles 128 columns wide up to 3 %.
+        With flags set ahead (experiment a2a-gemm) any lead costs next to nothing, so it is set by
+        the wire; more flags cost a little and let far tiles begin sooner, so that many are for the
+        caller to ask; all SMs, tiles 256 wide and bands of 16 rows lose to nothing else.
         """
         flags = min(flags, most_flags(at))
         bytes_sent = 2 * at.batch * at.tokens * at.dim * (at.ranks - 1) / at.ranks
