@@ -70,7 +70,7 @@ class Params:
         ("documented",), "hot: a matrix product ahead of each start event",
         choices=("documented", "hot"),
     )  # fmt: skip
-    seed: int = param(42, "of inputs and weights, plus the rank")
+    seed: tuple[int, ...] = param((42,), "of inputs and weights, plus the rank; a case each")
     trace: bool = param(False, "a chrome trace of every rank and schedule")
     matrix: str = param(
         "off", "the regression matrix, or what a CPU does of it", choices=("off", "small", "full")
@@ -93,7 +93,7 @@ def cases(params: Params) -> list[Case]:
         shown = replace(_fitting(params), overlap=("none", "with-sm", "kernel"), demo=False)
         ways = (replace(shown, backward=backward) for backward in (False, True))
         return [case for way in ways for case in cases(way)]
-    check_seeds((params.seed,))
+    check_seeds(params.seed)
     _check_modes(params)
     if params.matrix != "off":
         wanted = matrix.SETS[params.matrix]
@@ -109,7 +109,7 @@ def cases(params: Params) -> list[Case]:
             for ranks in params.nproc or (2,)
         ]
     plugin = _plugin() if "kernel" in params.overlap else {}
-    return [_case(params, one, plugin) for one in picked]
+    return [_case(params, one, seed, plugin) for one in picked for seed in params.seed]
 
 
 def _fitting(params: Params) -> Params:
@@ -122,7 +122,7 @@ def _fitting(params: Params) -> Params:
     return replace(params, **less)
 
 
-def _case(params: Params, one: matrix.Configuration, plugin: dict) -> Case:
+def _case(params: Params, one: matrix.Configuration, seed: int, plugin: dict) -> Case:
     _check_shape(params, one)
     parameters = {
         "batch": one.batch, "tokens": one.tokens, "dim": one.dim, "k": one.k, "block": one.block,
@@ -139,7 +139,7 @@ def _case(params: Params, one: matrix.Configuration, plugin: dict) -> Case:
     }  # fmt: skip
     if params.nodes > 1:
         parameters["nodes"] = params.nodes
-    return Case(NAME, Grid(dp=one.ranks), params.dtype, params.seed, params.fault, parameters)
+    return Case(NAME, Grid(dp=one.ranks), params.dtype, seed, params.fault, parameters)
 
 
 def _check_modes(params: Params) -> None:
@@ -300,4 +300,5 @@ def _label(row: Mapping) -> str:
     shape += f" on {where}" if where else ""
     for name in ("comm_scale", "compute_scale"):
         shape += f" {name}={at[name]}" if at.get(name, 1) != 1 else ""
-    return f"P={p} {shape} {case['dtype']}{way}{alone}{fault}"
+    seed = f" seed {case['seed']}" if (case["seed"],) != Params.seed else ""
+    return f"P={p} {shape} {case['dtype']}{way}{alone}{fault}{seed}"

@@ -15,7 +15,7 @@ from rlkernel.grid import Grid
 
 SHAPE = {"batch_size": 4, "tokens": 16, "dim": 128, "k": 2}
 SEED = 7101
-SHORT = {"compile": False, "warmup": 2, "num_tests": 3, "nproc": (2,), "seed": SEED, **SHAPE}
+SHORT = {"compile": False, "warmup": 2, "num_tests": 3, "nproc": (2,), "seed": (SEED,), **SHAPE}
 GPU = {
     "sequential forward": {"overlap": ("none",)},
     "kernel forward": {"overlap": ("kernel",), "check_correctness": "bitwise"},

@@ -103,6 +103,7 @@ class Pushes:
         by what the host needs for them.
         """
         at, ready, own = self.layout, self.main.record_event(), []
+        self.source = x  # perhaps a copy that nobody else holds: pushes read it until `collect`
         for stream in self.streams:
             stream.wait_event(ready)
         self._push(x, own, AHEAD)
