@@ -69,6 +69,14 @@ def rung(rank):
     return [bool(fused) for fused, _ in found], [why for _, why in found], found
 
 
+def test_a_try_runs_with_and_without_gradients(played):
+    rank, ways = Rank(0, 2, local=True), []
+    forward = rank.fused.forward
+    rank.fused.forward = lambda *args: (ways.append(args[-1]), forward(*args))[1]
+    fused_rung.proven(rank.at, rank.fused.stage, rank.x, rank.fused)
+    assert ways == [True, False]
+
+
 def test_what_is_proven_by_all_ranks_runs_fused_and_is_asked_once(talking):
     for ran, why, found in together(talking.ranks, rung):
         assert ran == [True] * 3 and why == [""] * 3
