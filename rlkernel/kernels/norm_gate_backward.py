@@ -150,7 +150,8 @@ def constants(width: int, config: Config, dtype: torch.dtype) -> dict[str, objec
     }
 
 
-@triton.jit
+# Rows and tokens give no alignment, and a kernel of this size takes long to compile anew.
+@triton.jit(do_not_specialize=["n_size", "l_size"])
 def _backward(
     d_h, z, bias, gamma_x, beta_x, gamma_gate, beta_gate, stats, d_z, parts,
     n_size, l_size, d_h_n, d_h_l, z_n, z_l, bias_l, d_z_n, d_z_l,

@@ -130,7 +130,8 @@ def equal_parts(width: int) -> bool:
     return width % STEP == 0 and bool(half == 0.5)
 
 
-@triton.jit
+# Rows and tokens give no alignment, and a kernel of this size takes long to compile anew.
+@triton.jit(do_not_specialize=["n_size", "l_size"])
 def _forward(
     z, bias, gamma_x, beta_x, gamma_gate, beta_gate, out, stats,
     n_size, l_size, z_n, z_l, bias_l, out_n, out_l, eps,
