@@ -9,7 +9,8 @@
 What goes in: every published record of the question, and one of this machine, the demo, which is
 measured now unless it is known. A record that is older than the code, or whose times its own raw
 samples do not give, ends this with exit code 1, its name and the command that measures it anew;
-what lies in the folder already stays. What no record holds is a NOT MEASURED box with the command
+what lies in the folder already stays. --without-stale leaves the first kind out instead, and the
+documents name what was left out. What no record holds is a NOT MEASURED box with the command
 that fills it: nothing is refused for being absent.
 
 Exit codes: 0 written, 1 a record was refused, 2 bad usage, 3 a rank of the demo crashed or nothing
@@ -49,10 +50,16 @@ class Refused(RuntimeError):
     exit_code = 1
 
 
-def build(out: Path | str | None = None, timeout_s: float = TIMEOUT_S) -> Path:
-    """Write the submission -> its folder. timeout_s: of the demo. Raises Refused."""
+def build(
+    out: Path | str | None = None, timeout_s: float = TIMEOUT_S, without_stale: bool = False
+) -> Path:
+    """Write the submission -> its folder. timeout_s: of the demo. without_stale: leave out what is
+    older than the code, and say so. Raises Refused.
+    """
     out = Path(out or records.results_root() / "submission").resolve()
     found = required.published()
+    left = [record for record in found if without_stale and evidence.is_stale(record)]
+    found = [record for record in found if record not in left]
     if said := required.refused(found):
         raise Refused("not handed in:\n" + "\n".join(said))
     demo = evidence.get("a2a-ffn", demo=True, trace=True, timeout_s=timeout_s).local
@@ -60,8 +67,8 @@ def build(out: Path | str | None = None, timeout_s: float = TIMEOUT_S) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=".submission-", dir=out.parent))
     try:
         found.append(_copied(demo, draft / "demo"))
-        written = {"proposal.html": _document("proposal", found).encode()}
-        written["report.html"] = _document("report", found).encode()
+        written = {"proposal.html": _document("proposal", found, left).encode()}
+        written["report.html"] = _document("report", found, left).encode()
         new = draft / "new"
         new.mkdir()
         bundle.packed(new / ZIP, _files(found))
@@ -86,7 +93,7 @@ def _copied(demo: Record, root: Path) -> Record:
 # ---- documents -----------------------------------------------------------------------------------
 
 
-def _document(name: str, found: list[Record]) -> str:
+def _document(name: str, found: list[Record], left: list[Record]) -> str:
     """One self-contained page."""
     told = Chapters(found)
     body = markdown2html(_text(name, told))
@@ -96,6 +103,9 @@ def _document(name: str, found: list[Record]) -> str:
     ended = sorted(r.run["finished"][:10] for r in found)
     note = f"Measured from {ended[0]} to {ended[-1]}." if told.pieces else "No number is measured."
     title = re.search(r"<h1[^>]*>(.*?)<", body, re.S)[1]
+    if left:
+        names = ", ".join(f"{r.experiment}/{r.path.name}" for r in left)
+        note += f" Left out, since the code has changed since they were measured: {names}."
     template = _templates().get_template("document.html.j2")
     return template.render(
         title=title, name=name, body="\n".join(parts), note=note, css=render.css(),
@@ -171,17 +181,20 @@ def _json(obj: object) -> bytes:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`submission [--out DIR] [--timeout S]`"""
+    """`submission [--out DIR] [--timeout S] [--without-stale]`"""
     parser = argparse.ArgumentParser(
         prog="python -m rlkernel submission", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--out", help="the folder, replaced as a whole (results/submission)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="of the demo, in seconds")
+    parser.add_argument(
+        "--without-stale", action="store_true", help="leave stale records out, and name them"
+    )
     asked = parser.parse_args(argv)
 
     def work() -> int:
-        print(build(asked.out, asked.timeout))
+        print(build(asked.out, asked.timeout, asked.without_stale))
         return 0
 
     return report.guarded(work)
