@@ -102,6 +102,50 @@ def sums(found: list[Record]) -> list[str]:
     return [*_table(heads, body), "", f"From {source(record)}, {record.machine_label}."]
 
 
+PRODUCTS = {"gemm1": "GEMM1, dispatch inside", "gemm2": "GEMM2 + bias, combine inside",
+            "dh": "dH, dispatch inside", "dx": "dX, combine inside"}  # fmt: skip
+
+
+def fused(found: list[Record]) -> list[str]:
+    """The GEMMs with the exchange inside over the library's, nothing sent; the pass between them
+    over a device copy.
+    """
+    record = _latest(found, "a2a-gemm", _has_times)
+    if record is None:
+        return []
+    body = []
+    for row in record.rows:
+        part = row["case"]["parameters"]["part"]
+        told = {line["variant"]: line for line in row["result"]["lines"] if "median_us" in line}
+        if part in PRODUCTS:
+            biased = "speed_bias" in told["chosen"]
+            theirs = told["bmm + bias" if biased else "bmm"]
+            speed = told["chosen"]["speed_bias" if biased else "speed"]
+            cells = [theirs["median_us"], told["chosen"]["median_us"], speed["median"]]
+            body.append([PRODUCTS[part], *_numbers(cells)])
+        elif part == "pass":
+            for way in ("forward", "backward"):
+                us, share = told[way]["median_us"], told[way]["of_copy"]["median"]
+                name = f"norm_gate {way}: share of a copy's rate"
+                body.append([name, "-", *_numbers([us, share])])
+    at = record.rows[0]["case"]["parameters"]
+    shape = f"P={at['ranks']} B={at['batch']} T={at['tokens']} D={at['dim']} k={at['k']}"
+    heads = [shape, "library, us", "ours, us", "library / ours"]
+    return [
+        *_table(heads, body), "",
+        "BF16, hot, interleaved, the same bits; every flag is set and nothing is sent, so this is "
+        f"no overlap. From {source(record)}, {record.machine_label}.",
+    ]  # fmt: skip
+
+
+def _has_times(row: dict) -> bool:
+    return any("median_us" in line for line in row["result"].get("lines", ()))
+
+
+def _numbers(cells: list[float]) -> list[str]:
+    return [*(f"{us:.1f}" for us in cells[:-1]), f"{cells[-1]:.3f}"]
+
+
 def _latest(
     found: list[Record], experiment: str, has: Callable[[dict], object], **asked
 ) -> Record | None:

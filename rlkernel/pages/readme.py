@@ -57,6 +57,7 @@ def block(found: list[Record]) -> str:
             f"![Time of the deterministic forward over the official layer's]({COST_PICTURE})",
         ]
     lines += [*costs.step(found), *costs.two_gpus(found), *costs.sums(found)]
+    lines += costs.fused(found)
     lines += [
         "",
         "| Experiment | Checks that hold | Closest to its limit | Machine | Record |",
