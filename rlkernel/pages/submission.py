@@ -24,6 +24,7 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def _copied(demo: Record, root: Path) -> Record:
 # ---- documents -----------------------------------------------------------------------------------
 
 
-def _document(name: str, found: list[Record], left: list[Record]) -> str:
+def _document(name: str, found: list[Record], left: Sequence[Record] = ()) -> str:
     """One self-contained page."""
     told = Chapters(found)
     body = markdown2html(_text(name, told))

@@ -235,27 +235,6 @@ def test_a_stale_record_is_refused_by_name(spoilt, capsys):
     assert "python -m rlkernel a2a-ffn" in said and "--demo" in said
 
 
-def test_what_is_left_out_as_stale_is_named(made):
-    demo = records.read(made.demo)
-    assert "Left out" not in submission._document("report", [demo], [])
-    told = submission._document("report", [demo], [demo])
-    assert f"changed since they were measured: a2a-ffn/{submission.DEMO}." in told
-
-
-def test_stale_records_are_left_out_where_that_is_asked_for(spoilt, monkeypatch, capsys):
-    spoilt("run.json", r'"source": "\w{8}', '"source": "00000000', capsys)
-
-    class Measures(BaseException):
-        """Nothing was refused: the demo is next."""
-
-    def get(*_, **__):
-        raise Measures
-
-    monkeypatch.setattr(submission.evidence, "get", get)
-    with pytest.raises(Measures):
-        submission.main(["--without-stale"])
-
-
 @pytest.mark.parametrize(
     "file, pattern, new, what",
     [
