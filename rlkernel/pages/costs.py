@@ -187,5 +187,10 @@ def _by_m(record: Record, what: str, text: str, most: int | None = None) -> list
 
 
 def _table(heads: list[str], body: list[list[str]]) -> list[str]:
-    return ["", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|",
+    return ["", *markdown(heads, body)]
+
+
+def markdown(heads: list[str], body: list[list[str]]) -> list[str]:
+    """The lines of a table."""
+    return ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|",
             *("| " + " | ".join(cells) + " |" for cells in body)]  # fmt: skip

@@ -56,19 +56,16 @@ def block(found: list[Record]) -> str:
             "",
             f"![Time of the deterministic forward over the official layer's]({COST_PICTURE})",
         ]
-    lines += [*costs.step(found), *costs.two_gpus(found), *costs.sums(found)]
-    lines += costs.fused(found)
-    lines += [
-        "",
-        "| Experiment | Checks that hold | Closest to its limit | Machine | Record |",
-        "|---|---|---|---|---|",
-    ]
+    lines += [*costs.step(found), *costs.two_gpus(found), *costs.sums(found), *costs.fused(found)]
+    heads = ["Experiment", "Checks that hold", "Closest to its limit", "Machine", "Record"]
+    body = []
     for record in found:
         checks = (record.run.get("verdict") or {}).get("checks", ())
         held = sum(check["passed"] for check in checks)
         told = [record.experiment, f"{held} of {len(checks)}", _closest(checks)]
         told += [record.machine_label, costs.source(record)]
-        lines.append("| " + " | ".join(map(_cell, told)) + " |")
+        body.append([*map(_cell, told)])
+    lines += ["", *costs.markdown(heads, body)]
     shown = _shown(found)
     if shown:
         lines += ["", _caption(shown)]

@@ -33,7 +33,7 @@ from nbconvert.filters import markdown2html
 
 import rlkernel
 from rlkernel import records
-from rlkernel.pages import bundle, chapters, evidence, render, report, required
+from rlkernel.pages import bundle, chapters, costs, evidence, render, report, required
 from rlkernel.pages.chapters import Chapters
 from rlkernel.records import Record
 from rlkernel.records.publish import publish
@@ -151,10 +151,12 @@ def _readme(found: list[Record]) -> str:
     page = (report.ROOT / "env" / "README.md").read_text(encoding="utf-8")
     mapping = page.partition(MAPPING)[2].partition("\n## ")[0].strip()
     heads = ["record", "machine", "checks that hold", "command"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for record in found:
-        cells = [f"`{chapters.place(record)}`", record.machine_label, chapters.held(record)]
-        lines.append("| " + " | ".join([*cells, f"`{' '.join(record.run['argv'])}`"]) + " |")
+    body = [
+        [f"`{chapters.place(record)}`", record.machine_label, chapters.held(record),
+         f"`{' '.join(record.run['argv'])}`"]
+        for record in found
+    ]  # fmt: skip
+    lines = costs.markdown(heads, body)
     return _text("README", Chapters(found), mapping=mapping, records="\n".join(lines))
 
 

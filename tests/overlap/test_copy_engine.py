@@ -19,7 +19,7 @@ from rlkernel.overlap import copy_engine, faults, ladder, pipeline
 from rlkernel.overlap.layout import layout_of
 from rlkernel.overlap.stage import stage_of
 from tests.overlap.inputs import differing, drawn, layer, trained
-from tests.overlap.played import Stream, by_hand, rank_of, together
+from tests.overlap.played import Stream, by_hand, rank_of, slow_down, together
 
 LIMIT_S = 20.0
 
@@ -124,15 +124,7 @@ def test_a_slow_rank_is_not_overtaken(played):
     shared = {}
     ranks = [Rank(me, 2, shared, 4) for me in range(2)]
     wanted = by_hand(ranks)
-    real = ranks[1].open
-
-    def slowly(direction, slices):
-        route = real(direction, slices)
-        keep = route.keep
-        route.keep = lambda parts: (time.sleep(0.05), keep(parts))[1]
-        return route
-
-    ranks[1].open = slowly
+    slow_down(ranks[1])
     got = together(ranks, lambda r: [trained(r.forward, r.ffn, r.x, r.dy) for _ in range(4)])
     for mine, right in zip(got, wanted):
         for call in mine:

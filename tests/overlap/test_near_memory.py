@@ -20,7 +20,7 @@ from rlkernel.overlap.near_memory import NearMemory
 from rlkernel.overlap.nodes import Nodes
 from rlkernel.overlap.two_levels import FAR, TwoLevels
 from tests.overlap.inputs import differing, trained
-from tests.overlap.played import Stream, by_hand, together
+from tests.overlap.played import Stream, by_hand, slow_down, together
 from tests.overlap.test_copy_engine import LIMIT_S, Memory, Rank
 
 PLACES = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 2, 0, 1))
@@ -105,15 +105,7 @@ def test_every_byte_arrives_where_it_belongs(of, by_rows):
 
 def test_a_slow_rank_is_not_overtaken():
     ranks = group((0, 0, 1, 1))
-    real = ranks[1].open
-
-    def slowly(direction, slices):
-        route = real(direction, slices)
-        keep = route.keep
-        route.keep = lambda parts: (time.sleep(0.05), keep(parts))[1]
-        return route
-
-    ranks[1].open = slowly
+    slow_down(ranks[1])
     for call in together(ranks, lambda r: [trained(r.forward, r.ffn, r.x, r.dy) for _ in range(4)]):
         assert not any(differing(other, call[0]) for other in call)
 
