@@ -49,6 +49,10 @@ class Params:
         "norm-gate", "between the GEMMs: one pass, or the torch operators",
         choices=("norm-gate", "torch"),
     )  # fmt: skip
+    other_none: tuple[str, ...] = param(
+        (), "none with torch's operators between the GEMMs, timed beside: other settings",
+        choices=("eager", "compiled"),
+    )  # fmt: skip
     block: bool = param(True, "the RankMixer block; false: the layer alone")
     backward: bool = param(False, "forward and backward")
     check_correctness: str = param(
@@ -139,6 +143,8 @@ def _case(params: Params, one: matrix.Configuration, seed: int, plugin: dict) ->
     }  # fmt: skip
     if params.nodes > 1:
         parameters["nodes"] = params.nodes
+    if params.other_none:
+        parameters["other_none"] = "+".join(dict.fromkeys(params.other_none))
     return Case(NAME, Grid(dp=one.ranks), params.dtype, seed, params.fault, parameters)
 
 
@@ -153,6 +159,9 @@ def _check_modes(params: Params) -> None:
         raise UsageError("transport=nccl moves GPU tensors: device=cpu has gloo only")
     if params.fault != "none" and set(params.overlap) == {"none"}:
         raise UsageError(f"fault={params.fault} breaks an overlapped schedule: name one in overlap")
+    if params.other_none and (params.elementwise == "torch" or params.comp_only):
+        raise UsageError("other_none times none with torch's operators beside the one pass: "
+                         "elementwise=norm-gate, without comp_only")  # fmt: skip
     if params.fault != "none" and (params.comp_only or params.check_correctness == "off"):
         raise UsageError(f"fault={params.fault} would pass unseen: comp_only and "
                          "check_correctness=off check nothing")  # fmt: skip
@@ -257,6 +266,10 @@ def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list
             for name, term in times["terms"].items():
                 rate = f"{times['none']['tokens_per_s']:.3g}" if name == "none" else "-"
                 body.append([label, state, name, "-", _us(term), rate, *["-"] * 4])
+            for how, other in times.get("others", {}).items():
+                over = ", ".join(f"{r['median']:.3f} {v}" for v, r in other["ratio"].items())
+                name = f"none, torch {how}: other settings"
+                body.append([label, state, name, "-", _us(other), "-", over, *["-"] * 3])
             for name, line in times.get("schedules", {}).items():
                 exposed = line.get("exposed_us")
                 body.append([

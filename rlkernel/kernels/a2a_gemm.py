@@ -7,8 +7,9 @@
 One launch each, one program an SM. `arriving`: the producer warp of a program waits for the flag
 of a tile's source ahead of the tile's first load, so that the tensor cores go on with what is in
 the ring. `leaving`: a finished tile is stored where it belongs in its owner's output, on whatever
-rank; the last tile for a rank (and a chunk of tokens) raises that rank's flag, and the kernel ends
-once the results of all others are here. Nothing is packed or unpacked.
+rank; the last tile for a rank (and a chunk of tokens) raises that rank's flag. Programs without a
+tile left bring what others have stored here into the caller's out, and the kernel ends once all of
+it is there. Nothing is packed or unpacked.
 
 No order, tile or chunk changes a bit: every element is one chain over ascending k, which is what
 torch.bmm gives on SM90 (a census proves it where it is used), and the bias is added to the rounded

@@ -1,7 +1,8 @@
 """Device side of a2a_gemm.py: a persistent GEMM whose rows arrive from ranks, or leave to them.
 
 One program an SM, 128 x BN tiles in the order of a table; hopper_pipeline.py has producer ring and
-consumer, a2a_signal.py who sees what. A tile has the rows of one rank and one token.
+consumer, a2a_signal.py who sees what, a2a_home.py what follows the last tile. A tile has the rows
+of one rank and one token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from rlkernel.kernels.a2a_signal import CHUNKS, awaited, flag_of, multiprocessor, now, told
+from rlkernel.kernels.a2a_home import bring_home, close
+from rlkernel.kernels.a2a_signal import CHUNKS, awaited, epoch_of, flag_of, multiprocessor, now
 from rlkernel.kernels.hopper_finish import store_block
 from rlkernel.kernels.hopper_pipeline import (
     block_barrier,
@@ -95,7 +97,7 @@ def load_stage(
 
 
 @gluon.jit
-def produce(descs, ring, signals, order, times, at, E: gl.constexpr, T: gl.constexpr):
+def produce(descs, ring, landed, signals, order, times, at, E: gl.constexpr, T: gl.constexpr):
     """Load this program's tiles one behind the other; wait for what is not here yet."""
     tiles, batch, tokens, N, K, own = at
     bases, counters, words, limit_ns = signals
@@ -140,30 +142,7 @@ def produce(descs, ring, signals, order, times, at, E: gl.constexpr, T: gl.const
     # Consumers start a tile before they know whether there is one.
     load_stage(descs, ring, stage, phase, False, 0, 0, 0, 0, E, T)
     if not E.LOCAL:
-        if gl.program_id(0) == 0:
-            close(signals, times + tiles * TILE_FIELDS, own, E)
-
-
-@gluon.jit
-def close(signals, sights, own, E: gl.constexpr):
-    """Say which call comes next; behind a leaving GEMM, once all others' results are here."""
-    PLACES: gl.constexpr = E.SIZE * CHUNKS
-    bases, counters, words, limit_ns = signals
-    epoch = epoch_of(signals, E)
-    if E.ARRIVE:
-        gl.store(words + 1, epoch)
-    else:
-        for turn in range(1, E.SIZE):
-            rank = (own + turn) % E.SIZE
-            for chunk in range(0, E.CHUNKS):
-                place = (E.SIZE + rank) * CHUNKS + chunk
-                if E.TIMELINE:
-                    gl.store(sights + place, now(sights))
-                awaited(bases, rank, place, epoch, own, limit_ns, E.SIZE, 1)
-                if E.TIMELINE:
-                    gl.store(sights + PLACES + place, now(sights))
-        told(bases, own, E.SIZE)
-        gl.store(words, epoch + 1)
+        close(landed, signals, times + tiles * TILE_FIELDS, own, E)
 
 
 # -- consumer --------------------------------------------------------------------------------------
@@ -215,6 +194,7 @@ def consume(
     outs,
     ring,
     staging,
+    landed,
     signals,
     order,
     times,
@@ -273,14 +253,9 @@ def consume(
     warpgroup_mma_wait(0, deps=[acc])
     if owed >= 0:
         hand_over(signals, halves, sights, owed, epoch_of(signals, E), own, E)
+    if not (E.ARRIVE or E.LOCAL):
+        bring_home(landed, signals, owners, out, at, pitch, E)
     tma.store_wait(0)
-
-
-@gluon.jit
-def epoch_of(signals, E: gl.constexpr):
-    """The number of this call. Nobody writes this kernel's word before the next kernel."""
-    bases, counters, words, limit_ns = signals
-    return gl.load(words + (0 if E.ARRIVE else 1))
 
 
 @gluon.jit(do_not_specialize=["limit_ns", "tiles", "batch", "tokens", "own"])
@@ -320,6 +295,9 @@ def a2a_gemm_kernel(
     )
     full = gl.allocate_shared_memory(gl.int64, [T.STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [T.STAGES, 1], mbarrier.MBarrierLayout())
+    landed = gl.allocate_shared_memory(gl.int64, [E.CHUNKS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(E.CHUNKS):
+        mbarrier.init(landed.index(i), count=1)
     for i in gl.static_range(T.STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
@@ -327,12 +305,13 @@ def a2a_gemm_kernel(
     ring = (a_boxes, b_boxes, full, empty)
     signals = (bases, counters, words, limit_ns)
     at = (tiles, batch, tokens, N, K, own)
+    descs = (own_desc, came_desc, b_desc)
     outs = (out_desc, out, owners, bias, halves, pitch)
     gl.warp_specialize(
         [
-            (consume, (outs, ring, staging, signals, order, times, at, 0, E, T)),
-            (consume, (outs, ring, staging, signals, order, times, at, 1, E, T)),
-            (produce, ((own_desc, came_desc, b_desc), ring, signals, order, times, at, E, T)),
+            (consume, (outs, ring, staging, landed, signals, order, times, at, 0, E, T)),
+            (consume, (outs, ring, staging, landed, signals, order, times, at, 1, E, T)),
+            (produce, (descs, ring, landed, signals, order, times, at, E, T)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],

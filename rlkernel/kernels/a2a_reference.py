@@ -4,6 +4,7 @@ order, the same flags, counters and epochs, read and written at the same address
     tile that arrives    wait for its source's flag, multiply, store
     tile that leaves     multiply, add the bias, store at its owner's address, count; the last one
                          of a rank and chunk raises that rank's flag
+    behind them all      wait for every flag, and copy what has landed to the caller
 
 Products are torch's own: FP32 of any order, rounded once to the output's dtype. What is exact is
 the protocol, tile by tile as one program of the kernel would carry it out.
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from rlkernel.kernels.a2a_gemm import Schedule
 from rlkernel.kernels.a2a_gemm_kernel import FIELDS, SIGHTS
-from rlkernel.kernels.a2a_order import TILE_M, Cut, halves, ordered
+from rlkernel.kernels.a2a_order import TILE_M, Cut, chunk_slices, halves, ordered
 from rlkernel.kernels.a2a_signal import MOST_CHUNKS, Signals, back, flag_count, there
 
 
@@ -85,7 +86,7 @@ class A2AGemm:
             if not self.arrive and rank != s.rank and not self.local:
                 self._counted(rank, chunk, epoch)
         if not self.local:
-            self._close(epoch)
+            self._close(epoch, out, owners)
 
     def _leaves(self, out, owners, product, token, rank, rows, columns) -> None:
         s = self.signals
@@ -102,17 +103,21 @@ class A2AGemm:
             self.sights[0, rank, chunk] = time.monotonic_ns()
             _word(s.places[rank], back(s.rank, chunk, s.size)).value = epoch
 
-    def _close(self, epoch: int) -> None:
+    def _close(self, epoch: int, out: Tensor, owners: Tensor) -> None:
         s = self.signals
         if self.arrive:
             s.words[1] = epoch
             return
-        for turn in range(1, s.size):
-            rank = (s.rank + turn) % s.size
-            for chunk in range(self.schedule.chunks):
+        landed = _seen(int(owners[s.rank]), out)
+        for chunk, tokens in enumerate(chunk_slices(self.tokens, self.schedule.chunks)):
+            for turn in range(1, s.size):
+                rank = (s.rank + turn) % s.size
                 self.sights[1, rank, chunk] = time.monotonic_ns()
                 self._awaited(rank, back(rank, chunk, s.size), epoch, 1)
                 self.sights[2, rank, chunk] = time.monotonic_ns()
+                start = rank * self.tokens
+                theirs = slice(start + tokens.start, start + tokens.stop)
+                out[:, theirs] = landed[:, theirs]
         self._told()
         s.words[0] = epoch + 1
 

@@ -16,7 +16,8 @@ Which writes become visible to whom:
   scope order these stores before the count; whoever brings the count to its end has synchronised
   with all who counted, and releases the flag at system scope. Causality is cumulative, so the
   reader's acquire of that one flag shows it the stores of all.
-- What the reader runs next is another kernel, whose L1 starts empty.
+- Results are read by other threads of the program whose warp has acquired the flag, behind an
+  mbarrier; nothing of them was in that SM's L1 before, either. Later kernels start with it empty.
 """
 
 from __future__ import annotations
@@ -158,3 +159,10 @@ def told(bases, own, SIZE: gl.constexpr):
     who = read(flag_of(bases, own, GONE))
     if who != 0:
         gl.store(gl.load(bases + SIZE).to(gl.pointer_type(gl.int32)), who)
+
+
+@gluon.jit
+def epoch_of(signals, E: gl.constexpr):
+    """The number of this call. Nobody writes this kernel's word before the next kernel."""
+    bases, counters, words, limit_ns = signals
+    return gl.load(words + (0 if E.ARRIVE else 1))

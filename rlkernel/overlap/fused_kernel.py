@@ -7,7 +7,7 @@
 
 Nothing is packed: copy engines read the strided slice and TMA reads the own one in place; results
 land in [B, T, D]. What the caller gets is private memory: the own tokens are stored there at once,
-those of the peers are copied out of the mapped buffer, which a later call writes again.
+those of the peers GEMM2 itself fetches from the mapped buffer, which a later call writes again.
 """
 
 from __future__ import annotations
@@ -153,15 +153,6 @@ class Fused:
         rows = placed(a).view(at.local * at.rows, -1)
         with span(f"comp/{name} fused"):
             gemm(rows, rows, weight, out, owners, out if bias is None else bias)
-        if not self.local:
-            index = self.memory.index
-            ours, theirs = (
-                t.view(at.batch, at.ranks, -1) for t in (out, self.memory.landed(which))
-            )
-            with span("copy/landed"):
-                for part in (slice(0, index), slice(index + 1, None)):
-                    if ours[:, part].numel():
-                        ours[:, part].copy_(theirs[:, part])
         return out
 
     def _gemm(self, name: str, weight: Tensor, schedule: Schedule, **kind) -> A2AGemm:

@@ -91,11 +91,6 @@ class FusedMemory:
         """[P*B, L, D]"""
         return self.memory.buffer("x", which, self.index).view(self.at.rows, self.at.local, -1)
 
-    def landed(self, which: int) -> Tensor:
-        """[B, T, D]; the own rank's tokens are not written."""
-        at = self.at
-        return self.memory.buffer("out", which, self.index).view(at.batch, at.tokens, at.dim)
-
     def push(
         self,
         x: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 
@@ -30,6 +31,7 @@ from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.clock import Clock, interleaved
 from rlkernel.overlap.layer import A2AFFN, RankMixer, with_ep
 from rlkernel.overlap.layout import layout_of
+from rlkernel.overlap.memory import Memory
 from rlkernel.overlap.settled import settled
 from rlkernel.overlap.stage import stage_of
 
@@ -91,6 +93,8 @@ class Bench:
                     if self.dy is not None and checked:
                         with torch.no_grad():
                             self.block(self.x[:rows], overlap, True)
+            for how in self.others():
+                self.other(how, comp_only=True)
 
     def watched(self, overlap: str, chunks: int = 1, comp_only: bool = False) -> dict[str, Tensor]:
         """`through`, and what came out of the layer on the way: whose output -> the output."""
@@ -143,6 +147,7 @@ class Bench:
                     found[name] = partial(self.through, overlap, chunks, comp_only=True)
             return found
         found["none"] = partial(self.through, "none")
+        found |= {f"{terms.OTHER}{how}": partial(self.other, how) for how in self.others()}
         found |= {"comm": self.comm_only, "wire": self.wire_only}
         for overlap in self.overlapped():
             for chunks in self.chunk_counts():
@@ -150,6 +155,19 @@ class Bench:
                 found[name] = partial(self.through, overlap, chunks)
                 found[name + terms.PRESET] = partial(self.preset, overlap, chunks)
         return found
+
+    def other(self, how: str, comp_only: bool = False) -> Tensor:
+        """`none` with torch's operators between the GEMMs, "eager" or "compiled"."""
+        layer = self.layer
+        kept = layer.elementwise, layer.compiled
+        layer.elementwise, layer.compiled = "torch", how == "compiled"
+        try:
+            return self.through("none", comp_only=comp_only)
+        finally:
+            layer.elementwise, layer.compiled = kept
+
+    def others(self) -> list[str]:
+        return [how for how in self.at.get("other_none", "").split("+") if how]
 
     def overlapped(self) -> list[str]:
         return [name for name in self.at["overlap"].split("+") if name != "none"]
@@ -162,10 +180,14 @@ def row(case, comm: Comm) -> dict:
     """Checks of every schedule and chunk count, the terms, raw samples, a trace."""
     bench, at = Bench(case, comm), case.parameters
     bench.prepare()
-    lines, found = [], []
+    lines, found, memory = [], [], None
+    if comm.device.type == "cuda" and at["tests"] and not at["comp_only"]:
+        bench.through("none")
+        memory = Memory(comm.device)
     for overlap in [] if at["comp_only"] else bench.overlapped():
         for chunks in bench.chunk_counts():
-            line, checked = judged(bench, overlap, chunks)
+            with memory.building(overlap) if memory else nullcontext():
+                line, checked = judged(bench, overlap, chunks)
             lines.append(line)
             found += checked
     with path.listening() as heard:
@@ -180,6 +202,8 @@ def row(case, comm: Comm) -> dict:
         result["comp_paths"] = comp_paths(bench)
     if passed and at["tests"] and case.fault == "none":
         result |= timed(bench, comm, lines)
+        if memory:
+            result["memory"] = memory.peaks(bench)
     if passed and at["trace"] and case.fault == "none" and not at["comp_only"]:
         result["trace"], variants = traced(bench)
         line = inside.wanted(lines, result.get("times", {}), at.get("plugin", ""))
@@ -248,7 +272,8 @@ def timed(bench: Bench, comm: Comm, lines: list[dict]) -> dict:
             line["variant"]: terms.schedule(times, line["variant"], layer, at["backward"])
             for line in lines
         }
-        report[state] = {"terms": named, "none": serial, "schedules": found}
+        others = {how: terms.other(times, how, list(found)) for how in bench.others()}
+        report[state] = {"terms": named, "none": serial, "schedules": found, "others": others}
         if bench.nodes > 1:
             for name, line in found.items():
                 line["reached"] = {"time": terms.reached(times, name)}

@@ -77,10 +77,6 @@ class Preset:
     def came(self, which: int) -> Tensor:
         return self._came[which]
 
-    def landed(self, which: int) -> Tensor:
-        """Nobody stores here: NaN."""
-        return self.outs[OWN]
-
     def push(self, *_) -> None: ...
 
     def own_rows(self, x: Tensor, target: Tensor, ready: torch.cuda.Event) -> torch.cuda.Event:

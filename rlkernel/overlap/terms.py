@@ -21,6 +21,7 @@ FAIR = (0.5, 2.0)  # T_comp / T_comm of a shape on which `reached` says somethin
 WIDEST = 0.05  # of its 95 % interval, either way
 FEWEST = 5  # samples that an interval needs
 PRESET = " preset"
+OTHER = "none "  # and how torch's operators ran between its GEMMs
 Samples = Sequence[Sequence[Mapping]]  # [rank][sample]
 
 
@@ -90,6 +91,15 @@ def schedule(times: Mapping, variant: str, layer: Mapping[str, int], backward: b
         line["exposed_us"] = gap
         line["exposed"] = gap["median"] / statistics.median(comm.values())
     return line
+
+
+def other(times: Mapping, how: str, variants: Sequence[str]) -> dict:
+    """`none` under other settings: its time, and over each schedule's, which is no like for like.
+    {..., "ratio": {variant: paired}}
+    """
+    own = times[OTHER + how]
+    ratios = {v: paired(slowest(own), slowest(times[v]), lambda a, b: a / b) for v in variants}
+    return {**term(own), "ratio": ratios}
 
 
 def hidden(times: Mapping, variant: str) -> dict:
