@@ -1,7 +1,11 @@
 """One rank of an A2A-FFN, without an agent: the rank in the middle dies or is late behind dispatch.
 
 Prints one JSON object: the error's class, its message, the suspects, the site, the seconds. Four
-ranks on a CPU; on GPUs two, with sm-free, whose waits are streams'.
+ranks on a CPU. By hand on two GPUs: sm-free, whose waits are streams', and kernel, whose waits are
+inside the GEMMs:
+
+    for r in 0 1; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+        MASTER_PORT=29511 PYTHONPATH=. python tests/overlap/lost_peer.py killed kernel & done; wait
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ LIMIT_S = 10.0 if CUDA else 3.0
 def main(manner: str, overlap: str) -> None:
     world = World.join("nccl" if CUDA else "gloo", LIMIT_S)
     comm = with_ep(world.comm(Grid(dp=world.size)))
-    ffn = layer(16, 16, 2, comm).to(comm.device)
-    x = drawn(world.rank, 2, 16, 16).to(comm.device)
+    ffn = layer(16, 16, 2, comm, dtype=torch.bfloat16 if CUDA else torch.float32).to(comm.device)
+    x = drawn(world.rank, 2, 16, 16).to(comm.device, ffn.w1.dtype)
     assert ffn(x).equal(ffn(x, overlap))
 
-    def fall(route, i):
+    def fall(*_):
         if manner == "killed":
             time.sleep(1.0)  # what it dispatched has left it
             os.kill(os.getpid(), signal.SIGKILL)
@@ -41,6 +45,10 @@ def main(manner: str, overlap: str) -> None:
 
     if world.rank == world.size // 2:
         chunks.Messages.send = copy_engine.Pushes.send = fall
+        if CUDA:
+            from rlkernel.overlap import fused_kernel  # Hopper's language
+
+            fused_kernel.Fused.leaving = fall
     start = time.monotonic()
     try:
         ffn(x, overlap)
