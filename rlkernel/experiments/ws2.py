@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlkernel.experiments import ws2_coverage
+from rlkernel.experiments import ws2_coverage, ws2_faults, ws2_products
 from rlkernel.experiments.case import Case, UsageError, check_seeds, param
 from rlkernel.grid import Grid
 
@@ -37,7 +37,7 @@ WIDER = {  # part -> (grids, contracts): sums of more than two ranks run by the 
 }
 EIGHT = Grid(dp=2, cp=2, tp=2)
 WHAT = (*TRACKS, *ONCE, "layer", *WIDER, "interpreted")
-FAULTS = ("none", "swap-shards", "wire-dtype", "nccl-settings", "lost-cp-rank")
+FAULTS = ws2_faults.FAULTS
 FEW = 10  # repeats of what is not the version-1 contract
 DEBUG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,COLL,P2P,SHM,NET,TUNING"}
 NCCL = ("default", "Ring/Simple", "Ring/LL", "Ring/LL128", "Tree/Simple", "Tree/LL")
@@ -50,7 +50,9 @@ NOT_COVERED = ()
 class Params:
     what: tuple[str, ...] = param(WHAT, "what to look at; the start always is", choices=WHAT)
     size: str = param("small", "small: H=64 I=128; qwen3: H=4096 I=12288", choices=tuple(SIZES))
-    m: tuple[int, ...] = param((), "tokens of a rank; by default those of the size", unit="rows")
+    m: tuple[int, ...] = param(
+        (), "tokens of a rank; by default those of the size, under a fault the most", unit="rows"
+    )
     contract: tuple[str, ...] = param(CONTRACTS, "partials, wire and sum", choices=CONTRACTS)
     nccl: tuple[str, ...] = param(
         ("default",), "algorithm/protocol of NCCL, a launch each", choices=NCCL
@@ -76,8 +78,11 @@ def cases(params: Params) -> list[Case]:
         raise UsageError("each message must be a multiple of 2048 bytes: 1024 BF16 values")
     if params.nccl != ("default",) and params.device != "cuda":
         raise UsageError("nccl chooses between algorithms of NCCL: say device=cuda")
+    if "interpreted" in params.what and params.what != WHAT and params.device != "cpu":
+        raise UsageError("what=interpreted runs the kernels' source on the CPU: say device=cpu")
     if params.fault != "none":
-        wanted = list(_faulty(params, max(rows)))
+        ws2_faults.check(params)
+        wanted = list(_faulty(params, params.m or (max(rows),)))
     else:
         wanted = list(_sound(params, rows))
     common = {"hidden": size["hidden"], "intermediate": size["intermediate"]}
@@ -126,15 +131,17 @@ def _on_cpu(params: Params, m: int) -> Wanted:
             yield HOME, _at(part, m, params, kernels="interpreted", repeats=2)
 
 
-def _faulty(params: Params, m: int) -> Wanted:
+def _faulty(params: Params, rows: Sequence[int]) -> Wanted:
     yield HOME, _at("start", 1, params)
     if params.fault == "swap-shards":
-        for part in ("forward", "backward"):
-            yield HOME, _at(part, m, params, repeats=2)
+        for part, contract in ws2_faults.shown(params):
+            for m in rows:
+                yield HOME, _at(part, m, params, contract=contract, repeats=2)
     elif params.fault == "wire-dtype":
-        yield HOME, _at("wire", m, params)
+        for m in rows:
+            yield HOME, _at("wire", m, params)
     elif params.fault == "lost-cp-rank":
-        yield HOME, _at("lost", m, params, repeats=2)
+        yield HOME, _at("lost", rows[0], params, contract=params.contract[0], repeats=2)
 
 
 def _at(part: str, m: int, params: Params, **more) -> dict:
@@ -251,6 +258,7 @@ def summary(params: Params, rows: Sequence[Mapping]) -> dict:
     """What runs, where, and every boundary."""
     told = verdict(params, rows)
     covered, not_covered = coverage(params, rows)
+    lines = list(ws2_products.lines(rows))
     start = next((r["result"] for r in rows if r["case"]["parameters"]["part"] == "start"), {})
     return {
         "passed": told["passed"],
@@ -258,14 +266,23 @@ def summary(params: Params, rows: Sequence[Mapping]) -> dict:
         "failed": [c["name"] + ": " + str(c["value"]) for c in told["checks"] if not c["passed"]],
         "checks": len(told["checks"]),
         "backend": start.get("backend"),
-        "compute": "BF16 operands, FP32 accumulation",
+        "compute": ", ".join(
+            dict.fromkeys(f"{line['operands']} operands, FP32 accumulation" for _, line in lines)
+        ),
         "versions": start.get("versions"),
         "topology": start.get("topology"),
-        "nccl": start.get("nccl"),
-        "boundaries": [_boundary(row, line) for row, line in ws2_coverage.lines(rows)],
+        "nccl": _nccl(rows),
+        "boundaries": [_boundary(row, line) for row, line in lines],
         "covered": covered,
         "not_covered": not_covered,
     }
+
+
+def _nccl(rows: Sequence[Mapping]) -> dict | None:
+    """Setting -> what NCCL used in each group, from its log; None where there was no NCCL."""
+    started = [row for row in rows if row["case"]["parameters"]["part"] == "start"]
+    told = {row["case"]["parameters"]["nccl"]: row["result"].get("nccl") for row in started}
+    return {setting: groups for setting, groups in told.items() if groups} or None
 
 
 def _boundary(row: Mapping, line: Mapping) -> dict:
@@ -289,7 +306,7 @@ def table(params: Params, rows: Sequence[Mapping]) -> tuple[list[str], list[list
     header = ["boundary", "M_local", "contract", "sum over", "wire", "by", "differ", "max", "p95",
               "p99", "hashes"]  # fmt: skip
     body = []
-    for row, line in ws2_coverage.lines(rows):
+    for row, line in ws2_products.lines(rows):
         for name, side in line["sides"].items():
             body.append([
                 f"{line['boundary']} {name}", str(row["case"]["parameters"]["m"]),

@@ -24,9 +24,9 @@ from torch import Tensor
 from rlkernel import compare
 from rlkernel.collectives.comm import Comm
 from rlkernel.contract import ReductionTree
-from rlkernel.ffn import parallel_ops, shards
+from rlkernel.ffn import deployment, parallel_ops, shards
 from rlkernel.ffn.shards import BF16, Boundary, Owned
-from rlkernel.kernels import select
+from rlkernel.kernels import compiled, select
 
 TOLERANCE = {"forward": (5e-2, 2e-2), "gradient": (1e-1, 2e-2)}  # atol, rtol
 RMS = (0.5, 2.0)  # of every product: a tolerance means nothing where values are small
@@ -119,6 +119,9 @@ def track_row(case, comm: Comm) -> dict:
         "layout": [own.to_dict() for own in shards.layout(comm.grid, here.m, here.intermediate)],
         "backend": parallel_ops.require_backend(comm.device),
         "operator_paths": parallel_ops.paths(),
+        # Both of all that this process has done so far, this case's groups and kernels included.
+        "nccl": deployment.told_by_nccl(comm),
+        "compiled": comm.collect(compiled.resources())[0],
         "ranks": comm.grid.size,
     }
 
@@ -182,6 +185,7 @@ def _look(boundary: Boundary, here: Scene) -> dict:
         "controls": _controls(boundary, post, result.pre_reduce, whole),
         "digest": compare.digest(post)[:16],
         "schedule": _schedule(boundary, here),
+        "operands": str(here.held(boundary)[0].dtype).removeprefix("torch."),
         "bytes": 0 if result.pre_reduce is None else result.pre_reduce.nbytes,
     }
 
@@ -296,6 +300,7 @@ def _merged(boundary: Boundary, here: Scene, ranks: Sequence[Mapping]) -> dict:
         "reduction": here.reduction if boundary.over else None,
         "bytes": ranks[0]["bytes"],
         "schedule": "+".join(dict.fromkeys(rank["schedule"] for rank in ranks)),
+        "operands": "+".join(dict.fromkeys(rank["operands"] for rank in ranks)),
         "sides": sides,
         "one_rank": both("one_rank"),
         "concatenated": both("concatenated") if ranks[0]["concatenated"] else None,

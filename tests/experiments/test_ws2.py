@@ -99,12 +99,14 @@ def test_it_never_calls_one_machine_two_nodes(launched):
 def test_what_stands_in_the_report(launched):
     _, summary, record = launched["sound"]
     assert summary["backend"] == "twin" and summary["nccl"] is None
+    assert summary["compute"] == "bfloat16 operands, FP32 accumulation"
     assert {"torch", "triton", "cuda", "nccl"} <= set(summary["versions"])
     assert record.run["covered"] == summary["covered"]
     assert record.run["not_covered"] == summary["not_covered"]
     (row,) = select(record, part="forward", m=4, contract="tree2.bf16")
     path = row["result"]["operator_paths"]["down.forward"]
     assert path == "backend_all_reduce tree2.bf16 over tp by process-group/gloo"
+    assert row["result"]["nccl"] is None and row["result"]["compiled"] == []
     assert [own["tokens"] for own in row["result"]["layout"]] == [[0, 4], [0, 4], [4, 8], [4, 8]]
     assert [own["features"][0] for own in row["result"]["layout"]] == [0, 64, 0, 64]
     header, body = ws2.table(ws2.Params(), record.rows)
@@ -174,6 +176,7 @@ def test_swapped_shards_name_the_boundary_and_are_exit_1(launched, results, monk
     wrong = {x["boundary"] for x in summary["boundaries"]
              if any(side["mismatches"] for side in x["sides"].values())}  # fmt: skip
     assert wrong == {"down.forward", "down.dh"}
+    assert len(rows) == 4 and sum(not row["passed"] for row in rows.values()) == 3, "all but start"
 
 
 def test_fp32_against_bf16_on_the_wire_is_named_on_every_rank(launched):
@@ -232,6 +235,7 @@ def asked(**given):
         ({"repeats": "1"}, "at least 2"),
         ({"message": "100"}, "multiple of 2048"),
         ({"nccl": "Ring/LL"}, "say device=cuda"),
+        ({"what": "interpreted", "device": "auto"}, "say device=cpu"),
         ({"fault": "swap-shard"}, "did you mean swap-shards"),
         ({"what": "forwards"}, "did you mean forward"),
     ],
@@ -299,6 +303,14 @@ def test_a_failed_row_is_not_covered(launched):
             row["passed"] = False
     _, missing = ws2_coverage.lists(rows)
     assert {"TP=4: a check failed", "TP groups that cross nodes: a check failed"} <= set(missing)
+    for part, contract, text in (
+        ("backward", "tree2.fp32", "FP32 partials and FP32 on the wire (tree2.fp32)"),
+        ("forward", "tree2.bf16", "TP=2/CP=2 has the bits of TP=1/CP=1 under the same tree"),
+    ):  # one row of several is enough
+        again = json.loads(json.dumps(record.rows))
+        next(iter(r for r in again if {"part": part, "contract": contract}.items()
+                  <= r["case"]["parameters"].items()))["passed"] = False  # fmt: skip
+        assert f"{text}: a check failed" in ws2_coverage.lists(again)[1]
     check = ws2_coverage.complete(ws2.Params(what=("packed", "tp4")), rows)
     assert not check["passed"] and check["value"] == "1 of 3, not TP groups that cross nodes"
 
@@ -320,4 +332,11 @@ def test_real_nodes_and_settings_are_read_from_the_rows(launched):
             if row["case"]["parameters"]["part"] == "start":
                 row["result"]["nccl"] = choice
     covered, _ = ws2_coverage.lists(rows + again)
-    assert "other NCCL algorithms and protocols: the same bits" in covered
+    text = "other NCCL algorithms and protocols: the same bits"
+    assert f"{text} (default: RING/0; Ring/LL: RING/1)" in covered
+    for row in again:
+        for line in row["result"].get("lines", ()):
+            line["digests"] = ["other bits"]
+    covered, missing = ws2_coverage.lists(rows + again)
+    assert not any(line.startswith(text) for line in covered)
+    assert sum(line.startswith(text) for line in missing) == 1
