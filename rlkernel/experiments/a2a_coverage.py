@@ -16,6 +16,7 @@ NEVER = (
     "optional backends (fused, FP8, CuTeDSL) and other fwd_modes: not available here",
     "the environment pins torch 2.6, NCCL 2.21.5, Triton 3.2: this record's own are in it",
     "an optimizer step, or more than one block",
+    "L2 and memory traffic: NOT MEASURED, hardware counters need a profiler of kernels (ncu)",
 )
 
 
@@ -31,7 +32,13 @@ def coverage(rows: Rows) -> tuple[list[str], list[str]]:
     nodes, apart = a2a_nodes.coverage(rows)
     told = [line.said(rows) for line in LINES]
     missing = [line.instead for line, said in zip(LINES, told) if not said]
-    return [*filter(None, told), *nodes], [*apart, *missing, *NEVER]
+    return [*filter(None, told), *nodes], [*apart, *_withheld(rows), *missing, *NEVER]
+
+
+def _withheld(rows: Rows) -> list[str]:
+    """Times and traces that were asked for and would have said something else."""
+    why = dict.fromkeys(row["result"].get("withheld") for row in rows)
+    return [f"times, traces, insides: NOT MEASURED, {one}" for one in why if one]
 
 
 def _sound(rows: Rows) -> list[Mapping]:
@@ -117,6 +124,12 @@ def _held(key: str, text: str) -> Callable[[Rows], str]:
     return lambda rows: text if any(row["result"].get(key) for row in _sound(rows)) else ""
 
 
+def _beside(rows: Rows) -> str:
+    found = [one["beside"] for row in _sound(rows) for one in row["result"].get("sharing", ())]
+    others = [name for name in dict.fromkeys(found) if name != "alone"]
+    return f"what an exchange beside it costs a product: {', '.join(others)}" if others else ""
+
+
 def _comp_only(rows: Rows) -> str:
     found = [one for row in _sound(rows) for one in row["result"].get("comp_paths", {}).values()]
     rungs = _listed(one.partition(":")[0] for one in found)
@@ -154,6 +167,8 @@ LINES = (
     Line(_held("seen", "what a profiler saw run beside what"), "traces: none were taken"),
     Line(_held("inside", "inside the fused kernels: tiles, waits and flags of one live call"),
          "inside the fused kernels: no timeline was recorded"),
+    Line(_beside, "what an exchange beside it costs a product: NOT MEASURED, that takes a timed "
+         "and traced case over NCCL between GPUs of one host"),
     Line(_comp_only, "comp-only as a case of its own"),
     Line(_scaled("comm_scale", "payloads padded to"), "comm-scale: only 1"),
     Line(_scaled("compute_scale", "H enlarged"), "compute-scale: only 1"),

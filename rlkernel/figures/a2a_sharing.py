@@ -20,11 +20,20 @@ TRACED = {"gemm": "all products, in the trace", "elementwise": "element-wise, in
 
 def shared(rows: Rows) -> list[dict]:
     """{"what", "beside", "schedule", "median_us", "ratio" to alone} of every comparison."""
-    timed = [
-        {**one, "what": one["gemm"], "schedule": _schedule(one["beside"])}
-        for row in rows for one in row["result"].get("sharing") or ()
+    return timed(rows) + traced(rows)
+
+
+def timed(rows: Rows) -> list[dict]:
+    """A row's own, once a workload: backward has the same products in its forward."""
+    first: dict[str, dict] = {}
+    for row in rows:
+        if row["result"].get("sharing"):
+            first.setdefault(Line(row, "none").where, row)
+    return [
+        {**one, "what": f"{one['gemm']}, {where}" if len(first) > 1 else one["gemm"],
+         "schedule": _schedule(one["beside"])}
+        for where, row in first.items() for one in row["result"]["sharing"]
     ]  # fmt: skip
-    return timed + traced(rows)
 
 
 def traced(rows: Rows) -> list[dict]:
@@ -126,15 +135,16 @@ def sharing_alt(rows: Rows) -> str:
 
 
 def sharing_table(rows: Rows) -> Table:
-    more = {"sm_mhz": "SM MHz", "power_w": "W", "sms": "SMs taken", "l2_bytes": "L2 bytes",
-            "dram_bytes": "memory bytes"}  # fmt: skip
+    more = {"sm_mhz": "SM MHz", "power_w": "W", "sms": "SMs taken", "gb_per_s": "GB/s sent",
+            "sent_bytes": "bytes sent meanwhile", "lasted": "exchange lasted, of the product",
+            "l2_bytes": "L2 bytes", "dram_bytes": "memory bytes"}  # fmt: skip
     found = shared(rows)
     shown = [name for name in more if any(one.get(name) is not None for one in found)]
     body = [
         [
             one["what"], one["beside"], f"{one['median_us']:,.1f}",
             schedules.spread(one["ratio"], "{:.3f}".format),
-            *("-" if one.get(n) is None else f"{one[n]:,.0f}" for n in shown),
+            *("-" if one.get(n) is None else _number(n, one[n]) for n in shown),
         ]
         for one in found
     ]  # fmt: skip
@@ -143,11 +153,16 @@ def sharing_table(rows: Rows) -> Table:
     return (header, body) if body else (["not measured"], [[schedules.NOT_MEASURED]])
 
 
+def _number(name: str, value: float) -> str:
+    return f"{value:.0%}" if name == "lasted" else f"{value:,.0f}"
+
+
 SHARING = Plot(
     "What sharing the chip costs a product",
     sharing,
     sharing_alt,
     sharing_table,
     "In a trace, smaller chunks count as well: compare schedules of equal chunks, which differ in "
-    "who moves the bytes. Under a power cap the clock moves, too.",
+    "who moves the bytes. Under a power cap the clock moves, too: it is read where the same call "
+    "is held without a pause. GB/s and bytes: what one rank sends while the product runs.",
 )

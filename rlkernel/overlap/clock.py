@@ -43,34 +43,42 @@ class Clock:
         return asdict(self)
 
 
-def interleaved(variants: Mapping[str, Work], clock: Clock, comm: Comm) -> list[dict]:
+def interleaved(
+    variants: Mapping[str, Work], clock: Clock, comm: Comm, ahead: Mapping[str, Work] | None = None
+) -> list[dict]:
     """One sample a round and variant: {"variant", "round", "us", "dropped", "state", "sm_mhz",
     "power_w"}; clock and power as the round begins, None where nobody tells. Every rank calls it
-    with the same variants.
+    with the same variants. ahead: variant -> what is called between the alignment and the start.
     """
     cuda = comm.device.type == "cuda"
-    for work in variants.values():
+    works = {name: (work, (ahead or {}).get(name, _nothing)) for name, work in variants.items()}
+    for work, before in works.values():
         for _ in range(clock.warmup):
+            before()
             work()
     if cuda:
         torch.cuda.synchronize(comm.device)
     time.sleep(clock.sleep_ms / 1e3)
     one = _Device(clock, comm) if cuda else _Host(comm)
     with Meter(comm.device) as meter:
-        return _rounds(variants, clock, one, meter, clock.state if cuda else "cpu")
+        return _rounds(works, clock, one, meter, clock.state if cuda else "cpu")
+
+
+def _nothing() -> None: ...
 
 
 def _rounds(
-    variants: Mapping[str, Work], clock: Clock, one: _Device | _Host, meter: Meter, state: str
-) -> list[dict]:
+    works: Mapping[str, tuple[Work, Work]], clock: Clock, one: _Device | _Host, meter: Meter,
+    state: str,
+) -> list[dict]:  # fmt: skip
     samples = []
     for number in range(clock.tests):
         power = meter.read()
-        for name, work in variants.items():
+        for name, (work, before) in works.items():
             samples.append({
                 "variant": name,
                 "round": number,
-                "us": round(one.sample(work), 3),
+                "us": round(one.sample(work, before), 3),
                 "dropped": number == 0 and clock.tests > 1,
                 "state": state,
                 **power,
@@ -90,13 +98,14 @@ class _Device:
             self.product = torch.empty_like(self.hot)
             heat(1.0)
 
-    def sample(self, work: Work) -> float:
+    def sample(self, work: Work, before: Work) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if self.clock.state == "hot":
             torch.mm(self.hot, self.hot, out=self.product)
         if self.clock.flush:
             self.scratch.zero_()
         self.comm.all_gather(self.one, "align", "ep")
+        before()
         begin.record()
         work()
         end.record()
@@ -108,8 +117,9 @@ class _Host:
     def __init__(self, comm: Comm) -> None:
         self.comm, self.one = comm, torch.zeros(1)
 
-    def sample(self, work: Work) -> float:
+    def sample(self, work: Work, before: Work) -> float:
         self.comm.all_gather(self.one, "align", "ep")
+        before()
         begin = time.perf_counter()
         work()
         return (time.perf_counter() - begin) * 1e6

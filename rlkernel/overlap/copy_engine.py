@@ -45,7 +45,7 @@ def forward_ffn(ffn, inputs: Tensor, *, comp_only: bool = False, preset: bool = 
     if max(len(rung.slices), len(rung.backward_slices)) > MOST_CHUNKS:
         raise ValueError(f"overlap=sm-free takes at most {MOST_CHUNKS} chunks")
     mode = LOCAL if comp_only or at.ranks == 1 else PRESET if preset else LIVE
-    memory, watch = (None, None) if mode == LOCAL else _memory(comm, at, inputs.dtype)
+    memory, watch = (None, None) if mode == LOCAL else memory_of(comm, at, inputs.dtype)
     if watch is not None:
         watch.check()
     scale, fault = getattr(ffn, "comm_scale", 1), getattr(ffn, "fault", "none")
@@ -266,7 +266,7 @@ def check() -> None:
         watch.check()
 
 
-def _memory(comm: Comm, at: Layout, dtype: torch.dtype) -> tuple[PeerMemory, Watch]:
+def memory_of(comm: Comm, at: Layout, dtype: torch.dtype) -> tuple[PeerMemory, Watch]:
     """Made at the first call of a shape, by all ranks; stays mapped."""
     key = (comm.links["ep"].ranks, at.rows, at.tokens, at.dim, dtype)
     if key not in _MEMORIES:

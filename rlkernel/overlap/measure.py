@@ -25,6 +25,7 @@ from rlkernel.overlap import (
     path,
     patience,
     seen,
+    sharing,
     terms,
 )
 from rlkernel.overlap.chunks import Messages
@@ -200,17 +201,25 @@ def row(case, comm: Comm) -> dict:
     }  # fmt: skip
     if at["comp_only"]:
         result["comp_paths"] = comp_paths(bench)
-    if passed and at["tests"] and case.fault == "none":
+    sound = passed and case.fault == "none"
+    why = nodes.withheld(result["topology"]) if sound and (at["tests"] or at["trace"]) else ""
+    if why:
+        result["withheld"] = why
+    if sound and not why and at["tests"]:
         result |= timed(bench, comm, lines)
         if memory:
             result["memory"] = memory.peaks(bench)
-    if passed and at["trace"] and case.fault == "none" and not at["comp_only"]:
+    if sound and not why and at["trace"] and not at["comp_only"]:
         result["trace"], variants = traced(bench)
         line = inside.wanted(lines, result.get("times", {}), at.get("plugin", ""))
         if line is not None:
             result["inside"], more = inside.inside(bench, line, result["trace"], bench.comm)
             found += judge.by_all(comm, more)
-        staged = isinstance(bench.comm.links["ep"].transport, StagedTransport)
+        transport = bench.comm.links["ep"].transport
+        if at["tests"] and sharing.measurable(result["topology"], comm.device, transport):
+            result["sharing"], more = sharing.sharing(bench, comm)
+            result["samples"] += more
+        staged = isinstance(transport, StagedTransport)
         result["seen"], check = seen.seen(result["trace"], variants, comm, staged)
         found.append(check)
         passed = all(held for _, held, _, _ in found)

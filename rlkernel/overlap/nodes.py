@@ -7,7 +7,7 @@ that NCCL was told about, or one of several agents. Nothing here trusts what was
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,3 +84,15 @@ def described(comm: Comm) -> dict:
     names = ("rank", "host", "node", "gpu")
     ranks = [{name: rank[name] for name in names} for rank in found["ranks"]]
     return {name: found[name] for name in ("kind", "hosts", "nodes", "gpus")} | {"ranks": ranks}
+
+
+def withheld(topology: Mapping) -> str:
+    """Why times and traces would be those of something else; "" where they are not: several ranks
+    compute on one GPU. topology: as `described` gives it.
+    """
+    gpus = [rank["gpu"] for rank in topology["ranks"] if rank["gpu"] is not None]
+    count = len(set(gpus))
+    if count == len(gpus):
+        return ""
+    on = "a GPU" if count == 1 else f"{count} GPUs"
+    return f"{len(gpus)} ranks share {on}: times and traces would show that, not the schedules"

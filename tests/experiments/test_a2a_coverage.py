@@ -44,6 +44,22 @@ def test_what_was_timed_and_traced_is_named_with_its_way_and_state():
     assert "what a profiler saw" in covered and "inside the fused kernels" in covered
 
 
+def test_what_an_exchange_costs_a_product_is_covered_where_it_was_beside_one():
+    beside = [{"beside": name} for name in ("alone", "copy engine", "NCCL", "copy engine")]
+    covered, missing = told(row(line(), sharing=beside))
+    assert "costs a product: copy engine, NCCL" in covered and "costs a product" not in missing
+    assert "hardware counters need" in missing
+    for one in (row(line()), row(line(), sharing=beside[:1])):
+        covered, missing = told(one)
+        assert "costs a product" not in covered and "costs a product: NOT MEASURED" in missing
+
+
+def test_what_was_withheld_says_why_once():
+    both = [row(line(), withheld="2 ranks share a GPU")] * 2
+    assert told(*both)[1].count("NOT MEASURED, 2 ranks share a GPU") == 1
+    assert "share" not in told(row(line()))[1]
+
+
 def test_fused_is_covered_only_where_it_ran_between_ranks():
     covered, missing = told(row(line(rung="chunks")))
     assert "0 of 1 ran fused" in covered and "1 as chunks" in covered

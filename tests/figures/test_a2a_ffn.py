@@ -230,6 +230,17 @@ def test_what_a_product_pays_is_a_bar_from_one():
     assert "1.081   1,490 MHz" in looks.words(figure.axes[0])
     header, body = a2a_sharing.sharing_table(rows)
     assert "L2 bytes" not in header and body[2][header.index("SMs taken")] == "16"
+    assert body[0][-3:] == ["-"] * 3 and body[2][-3:] == ["250", "500,000,000", "100%"]
+
+
+def test_a_workload_is_shown_once_and_another_one_by_its_name():
+    forward, backward, other = (
+        exchanges.row({}, sharing=exchanges.beside(), **more)
+        for more in ({}, {"backward": True}, {"batch": 64})
+    )
+    assert titles(a2a_sharing.sharing([forward, backward])) == ["gemm1", "gemm2"]
+    named = titles(a2a_sharing.sharing([forward, other]))
+    assert len(named) == 4 and "gemm1, P = 2 bf16 (64, 64, 1280, 6)" in named
 
 
 def test_traces_say_what_all_products_pay_and_nothing_of_fused_ones():

@@ -27,6 +27,15 @@ def test_variants_are_interleaved_and_the_first_round_is_dropped():
     assert not alone_one["dropped"], "a lone measurement is kept"
 
 
+def test_what_is_ahead_of_a_call_is_no_part_of_its_sample():
+    called = []
+    work = {name: lambda name=name: called.append(name) for name in ("a", "b")}
+    ahead = {"b": lambda: called.append("ahead") or time.sleep(0.05)}
+    found = clock.interleaved(work, clock.Clock(1, 2, 0), with_ep(alone()), ahead)
+    assert called == ["a", "ahead", "b"] * 3
+    assert all(s["us"] < 40e3 for s in found)
+
+
 def test_a_sample_is_the_time_of_the_call():
     slow = {"slow": lambda: time.sleep(0.02)}
     found = clock.interleaved(slow, clock.Clock(0, 2, 0), with_ep(alone()))
