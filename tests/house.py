@@ -49,6 +49,7 @@ NUMERIC = {"contract", "compare", "kernels", "collectives", "ffn", "overlap", "r
 NUMERIC |= {"audit", "plugin", "experiments", "run"}
 FOREIGN = {"torch": NUMERIC, "triton": {"kernels", "overlap"}, "matplotlib": {"figures"}}
 FOREIGN["numpy"] = NUMERIC | {"figures"}
+FOREIGN["PIL"] = {"figures"}  # comes with matplotlib, which writes its PNG by it
 FOREIGN["transformers"] = {"ffn"}
 FOREIGN["cuda"] = {"collectives"}  # cuda-bindings, for copies between peers
 FOREIGN |= {

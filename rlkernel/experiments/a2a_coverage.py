@@ -120,6 +120,12 @@ def _timed(rows: Rows) -> str:
     )  # fmt: skip
 
 
+def _others(rows: Rows) -> str:
+    states = [at for row in _sound(rows) for at in (row["result"].get("times") or {}).values()]
+    hows = dict.fromkeys(how for at in states for how in at.get("others", ()))
+    return f"none under other settings, labelled so: {', '.join(hows)}" if hows else ""
+
+
 def _held(key: str, text: str) -> Callable[[Rows], str]:
     return lambda rows: text if any(row["result"].get(key) for row in _sound(rows)) else ""
 
@@ -169,6 +175,9 @@ LINES = (
          "inside the fused kernels: no timeline was recorded"),
     Line(_beside, "what an exchange beside it costs a product: NOT MEASURED, that takes a timed "
          "and traced case over NCCL between GPUs of one host"),
+    Line(_held("memory", "peak memory of each schedule, device-wide, every rank"),
+         "peak memory: not taken"),
+    Line(_others, "none under other settings (torch's operators between the GEMMs): not timed"),
     Line(_comp_only, "comp-only as a case of its own"),
     Line(_scaled("comm_scale", "payloads padded to"), "comm-scale: only 1"),
     Line(_scaled("compute_scale", "H enlarged"), "compute-scale: only 1"),

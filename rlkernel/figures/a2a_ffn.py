@@ -2,7 +2,8 @@
 call hangs on.
 
 Times and chunk counts: a2a_cost.py. The price of sharing a chip: a2a_sharing.py. What SMs do inside
-the fused kernels: a2a_inside.py.
+the fused kernels: a2a_inside.py. Peak memory: a2a_memory.py. `none` under other settings:
+a2a_settings.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from matplotlib.lines import Line2D
 
 from rlkernel.records import intervals
 
-from . import Plot, Rows, Table, a2a_cost, a2a_inside, a2a_sharing, schedules, style
+from . import (
+    Plot,
+    Rows,
+    Table,
+    a2a_cost,
+    a2a_inside,
+    a2a_memory,
+    a2a_settings,
+    a2a_sharing,
+    schedules,
+    style,
+)
 from .schedules import EXPOSED, KINDS, LOOK, Line, signed
 
 LANE = 0.22  # inches a stream
@@ -315,4 +327,4 @@ CRITICAL = Plot(
 
 apart = schedules.apart
 TIMES, SWEEP, SHARING = a2a_cost.TIMES, a2a_cost.SWEEP, a2a_sharing.SHARING
-INSIDE = a2a_inside.INSIDE
+INSIDE, MEMORY, SETTINGS = a2a_inside.INSIDE, a2a_memory.MEMORY, a2a_settings.SETTINGS

@@ -117,6 +117,13 @@ class Line:
         comm, comp = self.us("comm"), self.us("comp")
         return 1 + comm / comp if comm and comp else None
 
+    def other(self, how: str) -> dict | None:
+        """`none` with torch's operators between its products, "eager" or "compiled", over this:
+        paired as `speedup` is, and other settings, so no like for like.
+        """
+        told = self._state.get("others", {}).get(how, {})
+        return told.get("ratio", {}).get(self.variant)
+
     @property
     def seen(self) -> list[dict]:
         """What the analyser said of each rank's trace (records/trace.py); [] without one."""

@@ -13,7 +13,7 @@ from importlib import import_module
 
 from rlkernel.figures import Plot, schedules, style
 from rlkernel.figures.schedules import Line, signed
-from rlkernel.pages import evidence, raw, required, show
+from rlkernel.pages import bars, evidence, raw, required, show
 from rlkernel.records import Record
 
 PACKAGE = evidence.PACKAGE
@@ -86,6 +86,10 @@ class Chapters:
                 style.number(line.timed.get("exposed"), 3),
             ])  # fmt: skip
         return self.table(header, body)
+
+    def bars(self) -> str:
+        """What the fused kernel is held to, and what the records say of each bar."""
+        return self.table(*bars.table(self.found, name))
 
     def paths(self) -> str:
         """Which way each schedule really went."""
@@ -198,7 +202,7 @@ class Chapters:
             return ""
         drawings = import_module(f"rlkernel.figures.{experiment.replace('-', '_')}")
         plot: Plot = getattr(drawings, which)
-        shown = [r for r in found if plot.table(r.rows)[0] != ["not measured"]]
+        shown = [r for r in found if plot.table(r.rows)[0] != show.LACKS]
         where = "{}, <code>{}</code>".format
         return "".join(
             self.piece(show.figure_html(plot, r.rows, where(escape(r.machine_label), place(r))))

@@ -206,13 +206,18 @@ def _plain(value):
 
 def _given(experiment: str, run: str, fits) -> Record | None:
     """The newest fitting record at or below a folder. RecordError where there is none at all."""
+    fitting = [r for r in below(run) if r.experiment == experiment and fits(r)]
+    return max(fitting, key=lambda r: r.run.get("started", ""), default=None)
+
+
+def below(run: str) -> list[Record]:
+    """Every record at or below a folder. RecordError where there is none."""
     folder = Path(run) if Path(run).is_absolute() else _from_root(run)
     places = [folder] if (folder / "run.json").is_file() else sorted(folder.glob("**/run.json"))
     found = [records.read(p if p.is_dir() else p.parent) for p in places]
     if not found:
         raise records.RecordError(f"no record at {run}")
-    fitting = [r for r in found if r.experiment == experiment and fits(r)]
-    return max(fitting, key=lambda r: r.run.get("started", ""), default=None)
+    return found
 
 
 def _from_root(run: str) -> Path:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rlkernel.records import Record
 
 Rounds = dict[int, float]  # round -> us
+OVER = " / it"  # behind the variant that stands over another
 
 
 def apart(record: Record) -> list[str]:
@@ -45,6 +46,19 @@ def covers(record: Record) -> bool:
     return all(row["key"] in keys for row in timed)
 
 
+def paired(record: Record, row: dict, state: str, top: str, bottom: str) -> dict | None:
+    """{"median", "p10", "p90"} of one variant's time over another's, round by round; None where
+    the samples lack rounds of either: publishing leaves out what is too large.
+    """
+    rounds = _whole(_rounds(record, row, state), (top, bottom))
+    if rounds is None:
+        return None
+    above, below = map(_slowest, rounds)
+    values = sorted(above[n] / below[n] for n in above)
+    tenth = len(values) // 10
+    return {"median": statistics.median(values), "p10": values[tenth], "p90": values[-1 - tenth]}
+
+
 def _told(times: Mapping) -> Iterator[tuple[str, str, float]]:
     """(variant, which number, the number) of everything that one state of a row says."""
     for name, term in [*times.get("terms", {}).items(), *times.get("schedules", {}).items()]:
@@ -56,6 +70,10 @@ def _told(times: Mapping) -> Iterator[tuple[str, str, float]]:
         yield name, "hidden", line["hidden"]["median"]
         if "exposed_us" in line:
             yield name, "exposed us", line["exposed_us"]["median"]
+    for how, other in times.get("others", {}).items():
+        yield f"none {how}", "median us", other["slowest"]["median_us"]
+        for name, ratio in other["ratio"].items():
+            yield name, f"none {how}{OVER}", ratio["median"]
 
 
 def _rounds(record: Record, row: dict, state: str) -> dict[str, dict[int, Rounds]]:
@@ -72,8 +90,9 @@ def _rounds(record: Record, row: dict, state: str) -> dict[str, dict[int, Rounds
 def _given(rounds: Mapping[str, dict[int, Rounds]], name: str, what: str) -> float | None:
     """The same number from the samples; None where they lack a round that it needs."""
     needed = {"ratio": ("none",), "hidden": ("none", "comm"), "exposed us": (f"{name} preset",)}
-    ranks = [rounds.get(one, {}) for one in (name, *needed.get(what, ()))]
-    if not all(ranks) or len({frozenset(own) for one in ranks for own in one.values()}) > 1:
+    beside = (what.removesuffix(OVER),) if what.endswith(OVER) else needed.get(what, ())
+    ranks = _whole(rounds, (name, *beside))
+    if ranks is None:
         return None
     if what.startswith("mean us"):
         return statistics.fmean(ranks[0][int(what.split()[-1])].values())
@@ -82,10 +101,17 @@ def _given(rounds: Mapping[str, dict[int, Rounds]], name: str, what: str) -> flo
         return statistics.median(own.values())
     if what == "exposed us":
         return statistics.median(own[n] - others[0][n] for n in own)
-    if what == "ratio":
+    if what == "ratio" or what.endswith(OVER):
         return statistics.median(others[0][n] / own[n] for n in own)
     cost = statistics.median(others[1].values())
     return statistics.median((others[0][n] - own[n]) / cost for n in own)
+
+
+def _whole(rounds: Mapping, names: Iterable[str]) -> list[dict[int, Rounds]] | None:
+    """The ranks of each variant; None where one is missing or has not the rounds of the others."""
+    ranks = [rounds.get(name, {}) for name in names]
+    same = len({frozenset(own) for one in ranks for own in one.values()}) == 1
+    return ranks if all(ranks) and same else None
 
 
 def _slowest(ranks: Mapping[int, Rounds]) -> Rounds:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from rlkernel import records
-from rlkernel.pages import costs, report
+from rlkernel.pages import bars, costs, report
 from rlkernel.pages.costs import STALE
 from rlkernel.records import Record
 
@@ -57,6 +57,7 @@ def block(found: list[Record]) -> str:
             f"![Time of the deterministic forward over the official layer's]({COST_PICTURE})",
         ]
     lines += [*costs.step(found), *costs.two_gpus(found), *costs.sums(found), *costs.fused(found)]
+    lines += bars.lines(found)
     heads = ["Experiment", "Checks that hold", "Closest to its limit", "Machine", "Record"]
     body = []
     for record in found:

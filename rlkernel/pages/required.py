@@ -20,6 +20,7 @@ PARTIAL = "partial milestone: two real nodes NOT COVERED"
 DEFAULT = {"batch": 512, "tokens": 64, "dim": 1280, "k": 6}
 TWO_GPUS = "--device cuda --nproc 2"
 SCHEDULES = "--overlap with-sm,sm-free,kernel --chunks 1,2,4,8 --protocol documented,hot"
+LIKE = "--no-compile --other-none eager,compiled"  # like for like, and what is not, named so
 CROSS = "NNODES=2 NPROC=1 NODE_RANK=0 MASTER_ADDR=NODE0_IP bash env/run_prod_cross.sh"
 
 
@@ -119,12 +120,12 @@ def _matrix(record: Record) -> bool:
 PLAIN = {**DEFAULT, "comm_scale": 1, "compute_scale": 1, "comp_only": False}
 FORWARD = Need(
     "the default workload, two GPUs, forward",
-    f"python -m rlkernel a2a-ffn {TWO_GPUS} {SCHEDULES} --trace",
+    f"python -m rlkernel a2a-ffn {TWO_GPUS} {SCHEDULES} {LIKE} --trace",
     _case("cuda", **PLAIN, backward=False),
 )
 BACKWARD = Need(
     "the default workload, two GPUs, forward and backward",
-    f"python -m rlkernel a2a-ffn {TWO_GPUS} {SCHEDULES} --trace --backward",
+    f"python -m rlkernel a2a-ffn {TWO_GPUS} {SCHEDULES} {LIKE} --trace --backward",
     _case("cuda", **PLAIN, backward=True),
 )
 EMULATED = Need(

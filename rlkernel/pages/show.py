@@ -23,8 +23,9 @@ from rlkernel.records import Record, environment, label
 CARDS = Path(__file__).parent / "template" / "cards.css"
 WIDE = 8  # columns; with more they stand closer
 OPEN_ROWS = 12  # a longer table starts closed
+LACKS = ["not measured"]  # the header of a table of rows that hold nothing of it
 COMPUTED = "Computed here as this page was made, on the CPU; no record holds it."
-DPI = 160  # 1.6 dots a CSS pixel: a page with ten figures stays below two megabytes
+DPI, COLOURS = 160, 256  # 1.6 dots a CSS pixel, a palette: forty figures stay below two megabytes
 SHORT, LONG = 20, 80  # characters: a cell with more wraps; with many more it is a sentence
 
 
@@ -45,12 +46,14 @@ def figure(
     """The drawing of each record with its text alternative, source and table.
 
     main: the index shows this one. rows: a subset instead of all rows, as a function of a record.
-    gap: with a word where nothing was measured here; false where it stands already.
+    gap: with a word where nothing was measured here; false where it stands already. A published
+    record that lacks what is drawn is left out where another one has it.
     """
     if gap:
         missing(evidence)
-    for record in evidence.records:
-        chosen = rows(record) if rows else record.rows
+    told = [(record, rows(record) if rows else record.rows) for record in evidence.records]
+    lacking = [r is not evidence.local and plot.table(c)[0] == LACKS for r, c in told]
+    for record, chosen in [one for one, lacks in zip(told, lacking) if not lacks] or told[:1]:
         _emit(
             figure_html(plot, chosen, sources(record, record is evidence.local)),
             plot.alt(chosen),
@@ -261,7 +264,7 @@ def image_html(plot: Plot, rows) -> str:
     """The drawing alone, with its text alternative."""
     drawn = plot.draw(rows)
     width, height = (round(98 * inches) for inches in drawn.get_size_inches())
-    data = base64.b64encode(style.png(drawn, dpi=DPI)).decode()
+    data = base64.b64encode(style.png(drawn, dpi=DPI, colours=COLOURS)).decode()
     return (
         f'<img src="data:image/png;base64,{data}" alt="{escape(plot.alt(rows))}" '
         f'width="{width}" height="{height}" style="max-width:{width}px">'

@@ -60,6 +60,16 @@ def test_what_was_withheld_says_why_once():
     assert "share" not in told(row(line()))[1]
 
 
+def test_memory_and_other_settings_are_covered_by_their_fields_alone():
+    times = {"hot": {"schedules": {"kernel/1": {}}, "others": {"eager": {}, "compiled": {}}}}
+    covered, missing = told(row(line(), times=times, memory={"none": [1], "kernel": [1]}))
+    assert "peak memory of each schedule" in covered and "peak memory" not in missing
+    assert "none under other settings, labelled so: eager, compiled" in covered
+    covered, missing = told(row(line(), at={"other_none": "eager"}, times=TIMES))
+    assert "peak memory: not taken" in missing and "other settings" not in covered
+    assert "none under other settings (torch's operators" in missing
+
+
 def test_fused_is_covered_only_where_it_ran_between_ranks():
     covered, missing = told(row(line(rung="chunks")))
     assert "0 of 1 ran fused" in covered and "1 as chunks" in covered

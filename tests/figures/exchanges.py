@@ -158,3 +158,34 @@ def cpu() -> list[dict]:
         row(gains, **small),
         row(gains, fault="swapped-slices", timed=(), traced=False, **small),
     ]
+
+
+def whole(gains: dict[str, float] | None = None, *, seed: int = 42, peak=None, **more) -> dict:
+    """A row of two GPUs that a bar may be read from: hot, `kernel` fused, every schedule's peak,
+    none under other settings, the inside of the kernels. peak: over none, by schedule."""
+    like = {"comm_scale": 1, "compute_scale": 1, "comp_only": False, "compile": False,
+            "block": True, "elementwise": "norm-gate", "chunks": "4"}  # fmt: skip
+    found = row(gains, timed=more.pop("timed", ("documented", "hot")), **{**like, **more})
+    result = found["result"]
+    for line in result["lines"]:
+        if line["schedule"] == "kernel":
+            line |= {"rung": "fused", "path": f"fused: {line['variant']}"}
+    result["device"], result["topology"] = "cuda", {"nodes": 1, "gpus": 2}
+    result["checks"] = [[f"{line['variant']}: whole batch", True, "holds", "torch.equal"]
+                        for line in result["lines"]]  # fmt: skip
+    peak = {"with-sm": 1.01, "sm-free": 1.04, "kernel": 1.05} if peak is None else peak
+    result["memory"] = {name: [int(7e9 * over), int(7.1e9 * over)]
+                        for name, over in {"none": 1.0, **peak}.items()}  # fmt: skip
+    for times in result.get("times", {}).values():
+        lines = times["schedules"].items()
+        times["others"] = {
+            how: {**term(us), "ratio": {v: ratio(us / line["slowest"]["median_us"])
+                                        for v, line in lines}}
+            for how, us in (("eager", 8360.0), ("compiled", 5400.0))
+        }  # fmt: skip
+    hidden = [{"rank": rank, "hidden": 0.97 - 0.1 * rank} for rank in range(2)]
+    result["inside"] = {"variant": "kernel/4", "ranks": hidden}
+    found["case"]["seed"] = seed
+    at = found["case"]["parameters"]
+    found["key"] += f"-{seed}-{at['tokens']}-{at['dim']}-{at['k']}"
+    return found

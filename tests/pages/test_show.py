@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 from rlkernel import records
-from rlkernel.figures import audit, bits, tp_swiglu
+from rlkernel.figures import a2a_ffn, audit, bits, style, tp_swiglu
 from rlkernel.pages import evidence, show, widgets
 from rlkernel.pages.evidence import Evidence
-from tests.figures import products, synthetic
+from tests.figures import exchanges, products, synthetic
 
 CHECKS = [
     {"name": "P=2: <equivalent>", "passed": True, "value": 1.5e-8, "limit": 1e-7, "excess": 0.15},
@@ -73,6 +75,28 @@ def test_an_old_record_is_marked_and_a_fresh_one_is_not(found, results):
     fresh = record(results / "tp-swiglu" / "b", source=evidence.source("tp-swiglu"))
     (piece,) = displayed(show.figure, tp_swiglu.HEAT, Evidence("tp-swiglu", {}, fresh))
     assert "stale" not in piece["html"]
+
+
+def test_a_published_record_that_lacks_what_is_drawn_is_left_out_where_another_has_it(results):
+    home, made = results / "published" / "a2a-ffn", exchanges.whole()
+    has, lacks = record(home / "has", [made]), record(home / "lacks", [exchanges.row()])
+    local = record(results / "a2a-ffn" / "local", [exchanges.row()])
+    for mine, published, wanted in (
+        (None, (lacks, has), ["has"]), (None, (lacks, lacks), ["lacks"]),
+        (local, (has, lacks), ["local", "has"]), (None, (), []),
+    ):  # fmt: skip
+        told = Evidence("a2a-ffn", {}, mine, published)
+        shown = displayed(show.figure, a2a_ffn.MEMORY, told, gap=False)
+        assert [piece["record"].rpartition("/")[2] for piece in shown] == wanted
+
+
+def test_a_palette_makes_a_picture_small_and_keeps_its_colours():
+    figure = tp_swiglu.HEAT.draw(synthetic.catalogue())
+    whole, small = style.png(figure, dpi=80), style.png(figure, dpi=80, colours=256)
+    assert len(small) < 0.6 * len(whole) and small == style.png(figure, dpi=80, colours=256)
+    one, other = (Image.open(io.BytesIO(data)).convert("RGB") for data in (whole, small))
+    assert one.size == other.size
+    assert max(ImageStat.Stat(ImageChops.difference(one, other)).mean) < 2
 
 
 def test_the_published_record_stands_beside_the_local_one(results):
