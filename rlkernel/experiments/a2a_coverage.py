@@ -171,7 +171,7 @@ LINES = (
     Line(_fused, "the fused kernels between ranks: none of these rows ran them"),
     Line(_timed, "times: nothing here was timed, so nothing is said of speed or of what is hidden"),
     Line(_held("seen", "what a profiler saw run beside what"), "traces: none were taken"),
-    Line(_held("inside", "inside the fused kernels: tiles, waits and flags of one live call"),
+    Line(_held("inside", "inside the fused kernels: tiles, waits and flags of a live call"),
          "inside the fused kernels: no timeline was recorded"),
     Line(_beside, "what an exchange beside it costs a product: NOT MEASURED, that takes a timed "
          "and traced case over NCCL between GPUs of one host"),

@@ -135,9 +135,16 @@ def tabulate(run: str = "") -> None:
 
 def lines(found: list[Record]) -> list[str]:
     """The table in README.md; [] before a time of the kernel is measured."""
-    if not any(read and read.how.startswith(HOT) for _, read in readings(found)):
+    told = [(bar, read) for bar, read in readings(found)]
+    if not any(read and read.how.startswith(HOT) for _, read in told):
         return []
-    return ["", *costs.markdown(*table(found, costs.source))]
+    body = [[bar.what, *bar.shown(), *((read.said, read.how) if read else ["-"] * 2),
+             bar.verdict(read)] for bar, read in told]  # fmt: skip
+    heads = [name for name in HEADER if name not in ("record", "machine")]
+    used = {r.path: r for _, read in told if read for r in read.found}.values()
+    names = ", ".join(dict.fromkeys(map(costs.source, used)))
+    machines = ", ".join(dict.fromkeys(r.machine_label for r in used))
+    return ["", *costs.markdown(heads, body), "", f"From {names}; {machines}."]
 
 
 def _place(record: Record) -> str:

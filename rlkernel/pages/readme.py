@@ -62,8 +62,7 @@ def block(found: list[Record]) -> str:
     body = []
     for record in found:
         checks = (record.run.get("verdict") or {}).get("checks", ())
-        held = sum(check["passed"] for check in checks)
-        told = [record.experiment, f"{held} of {len(checks)}", _closest(checks)]
+        told = [record.experiment, _held(record, checks), _closest(checks)]
         told += [record.machine_label, costs.source(record)]
         body.append([*map(_cell, told)])
     lines += ["", *costs.markdown(heads, body)]
@@ -71,6 +70,14 @@ def block(found: list[Record]) -> str:
     if shown:
         lines += ["", _caption(shown)]
     return "\n".join([*lines, ""])
+
+
+def _held(record: Record, checks: list[dict]) -> str:
+    """How many hold; where something was broken on purpose, that it was seen."""
+    held = sum(check["passed"] for check in checks)
+    fault = record.run.get("parameters", {}).get("fault")
+    seen = fault not in (None, "none", ["none"]) and held < len(checks)
+    return f"{held} of {len(checks)}" + f": {fault} was planted, and is seen" * seen
 
 
 def _closest(checks: list[dict]) -> str:

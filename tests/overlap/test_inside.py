@@ -32,6 +32,12 @@ def test_the_fastest_fused_line_is_recorded_and_no_other():
     assert inside.wanted(lines[2:], {}, inside.PLUGIN) is None
 
 
+def test_the_call_in_the_middle_is_shown_by_its_least_rank():
+    assert inside.median_call([[0.9, 0.2, 0.99, 0.8, 0.97], [0.5, 0.9, 0.98, 0.7, 0.6]]) == 4
+    assert inside.median_call([[0.9], [None]]) == 0
+    assert inside.median_call([[None, 0.4, 0.6], [None, 0.5, 0.7]]) == 1
+
+
 @pytest.fixture
 def recorded(played):
     """Forward and backward of two ranks, rank 1's pushes `late` s late -> [rank] GEMMs."""

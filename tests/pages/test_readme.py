@@ -110,6 +110,18 @@ def test_the_checks_of_a_record_are_one_line_with_the_closest(tree):
     assert line.startswith("| tp-swiglu | 4 of 5 | P=8: dX 8e-8 of 1e-7 |")
 
 
+@pytest.mark.parametrize("fault, told", [
+    ("swap-shards", "1 of 2: swap-shards was planted, and is seen"), ("none", "1 of 2"),
+])  # fmt: skip
+def test_a_planted_fault_is_told_from_a_failure(tree, fault, told):
+    checks = [{"name": str(held), "passed": held, "value": "", "limit": ""} for held in (0, 1)]
+    home = tree / "results" / "published" / "ws2" / "fault"
+    record(home, verdict={"passed": False, "checks": checks}, parameters={"fault": fault})
+    assert readme.update(root=tree) == 0
+    (line,) = [x for x in (tree / "README.md").read_text().splitlines() if "/fault`" in x]
+    assert line.split(" | ")[1] == told
+
+
 def test_what_the_ffn_costs_is_read_from_a_timed_record(tree):
     """A row an M, the official layer's time first; and a record without times says nothing."""
     path = tree / "results" / "published" / "det-ffn" / "gpu"
@@ -179,5 +191,6 @@ def test_a_later_record_of_another_transport_stands_beside_the_first(root):
 
 def test_sums_are_those_of_symmetric_memory(root):
     found = readme._published(root)
-    (ours,) = [r for r in found if r.experiment == "wire"]
+    wires = [r for r in found if r.experiment == "wire"]
+    (ours,) = [r for r in wires if any(row["result"].get("lines") for row in r.rows)]
     assert costs.sums([ours, moved_by(ours, "nccl", "over-nccl", "2999", 3)]) == costs.sums([ours])
