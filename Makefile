@@ -13,7 +13,7 @@ ALL    ?=
 RL = .venv/bin/python -m rlkernel
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test preflight lab notebook sweep readme publish submission clean
+.PHONY: help setup report test preflight lab notebook sweep readme publish refresh submission clean
 
 help:  ## this list
 	@echo "rlkernel: make WHAT [NAME=VALUE ...]"
@@ -59,6 +59,9 @@ readme: setup  ## write the README's block of numbers anew from results/publishe
 publish: setup  ## copy a finished run into results/published, scrubbed: RUN=results/tp-swiglu/...
 	@test -n "$(RUN)" || { echo 'which one? make publish RUN=results/tp-swiglu/...'; exit 2; }
 	@$(RL) publish "$(RUN)" $(ARGS)
+
+refresh: setup  ## measure published records anew by their own commands: ARGS="--stale 'ws2/*'"
+	@$(RL) refresh $(ARGS)
 
 submission: setup  ## proposal, report and code ZIP of the overlap question, from fresh records
 	@$(RL) submission $(ARGS)

@@ -39,6 +39,7 @@ COMMANDS = {
     "notebook": "run one notebook with parameters and render it",
     "sweep": "run a grid of parameters from a YAML file, resumable",
     "publish": "copy a finished run into results/published, scrubbed",
+    "refresh": "measure published records anew, each by its own command",
     "submission": "hand in the overlap question: documents and a ZIP, from fresh records",
     "readme": "write the README's block of numbers anew from published records",
 }
@@ -277,6 +278,7 @@ _COMMANDS = {
     "notebook": _page("report", "notebook"),
     "sweep": _page("sweep"),
     "publish": _publish,
+    "refresh": _page("refresh"),
     "submission": _page("submission"),
     "readme": _page("readme"),
 }
