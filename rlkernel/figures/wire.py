@@ -150,7 +150,7 @@ def cost_table(rows: Rows) -> Table:
                         f"{ratio['median']:.3f}" if ratio and name != WORD else "-",
                         f"{floor:.1f}" if floor and name != WORD else "-",
                     ])  # fmt: skip
-    return header, body or [["-"] * len(header)]
+    return (header, body) if body else (["not measured"], [["nothing was timed"]])
 
 
 COST = Plot(
