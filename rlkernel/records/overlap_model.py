@@ -127,7 +127,12 @@ def exchange_us(fabric: Fabric, where: Placement, message: float, order: str = F
 
 
 def pipelined_us(chunks: int, comp_us: float, part_us: float) -> float:
-    """Length of `chunks` equal dispatches, computations and combines, links and chip in order."""
+    """Length of `chunks` equal dispatches, computations and combines, links and chip in order.
+
+    It is max(2 chunks part, comp + 2 part): that of the links, or of the chip with one dispatch
+    ahead and one combine behind. No order of equal chunks is shorter, so nothing is exposed up to
+    T_comp / T_comm = 1 - 1 / chunks, and beyond 1 a share of 1 / chunks is.
+    """
     links, chip, ends = chunks * part_us, 0.0, []
     for i in range(chunks):
         chip = max(chip, (i + 1) * part_us) + comp_us / chunks

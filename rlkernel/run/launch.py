@@ -168,6 +168,7 @@ def _without_launch(asked: Plan, root, argv) -> Record:
 
 def _create(asked: Plan, root, argv: list[str] | None) -> RunFolder:
     module, protocol = asked.module, asked.module.protocol(asked.params)
+    variables = switches.told(max(asked.nodes, nodes.asked()[0]), asked.device)
     run = {
         "argv": [scrub(word) for word in argv or plan.command(module, asked.params)],
         "parameters": asked.parameters,
@@ -176,7 +177,7 @@ def _create(asked: Plan, root, argv: list[str] | None) -> RunFolder:
         "source": asked.source,
         "seam": asked.seam,
         "git": machine.git(REPOSITORY),
-        "environment": asked.environment | {"variables": switches.told()},
+        "environment": asked.environment | {"variables": variables},
         "topology": {
             "nodes": 1,
             "world": asked.world,

@@ -20,7 +20,7 @@ import time
 import traceback
 from pathlib import Path
 
-from rlkernel.run import lifeline, traces, watch
+from rlkernel.run import lifeline, switches, traces, watch
 from rlkernel.run.agent import AGENT_PID
 
 
@@ -50,11 +50,13 @@ def work(spec: dict, folder: Path) -> None:
     from rlkernel.records.store import RunFolder, now
     from rlkernel.run.bounded import BoundedStore
 
+    agents = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    os.environ.update(switches.between_nodes(agents, spec["device"]))
     experiment = experiments.load(spec["experiment"])
     world = World.join(spec["backend"], spec["peer_timeout_s"], spec["device"])
     world.store = BoundedStore(world.store)
     home = RunFolder(folder)
-    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1:
+    if agents > 1:
         nodes_alike(world, experiment.__name__, [item["case"] for item in spec["cases"]])
     for number, item in enumerate(spec["cases"]):
         case = Case.from_dict(item["case"])

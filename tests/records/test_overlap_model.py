@@ -39,7 +39,7 @@ def test_one_chunk_hides_nothing_and_many_hide_all_but_the_ends():
 @given(chunks=st.integers(1, 64), comp=st.floats(0, 1e4), part=st.floats(0, 1e3))
 def test_a_pipeline_is_no_shorter_than_either_resource_nor_longer_than_both(chunks, comp, part):
     length = om.pipelined_us(chunks, comp, part)
-    assert length >= max(comp + 2 * part, 2 * chunks * part) - 1e-6
+    assert length == pytest.approx(max(comp + 2 * part, 2 * chunks * part))
     assert length <= comp + 2 * chunks * part + 1e-6
 
 
