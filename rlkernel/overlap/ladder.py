@@ -52,33 +52,36 @@ def by_messages(
 
 
 def climb(
-    ffn, at: Layout, inputs: Tensor, silent: bool = False, trial: Trial = by_messages
-) -> Rung:
+    ffn, at: Layout, inputs: Tensor, silent: bool = False, trial: Trial = by_messages,
+    spared: int = 0,
+) -> Rung:  # fmt: skip
     """The highest rung whose bits are proven. Every rank of the group must call it; the first call
     for a shape costs two passes of the layer and one small exchange. silent: ask nobody; what is
-    not known yet is not cut. trial: lays chunks out in memory as the schedule will.
+    not known yet is not cut. trial: lays chunks out in memory as the schedule will. spared: SMs
+    that the chunks' products leave free.
     """
     comm = seam_of(ffn)
     stage = order.as_its_own(ffn, at, stages.stage_of(ffn), inputs, comm, silent)
     unit = stage.unit(at.rows * at.hidden, inputs.device)
     most = len(at.slices(getattr(ffn, "chunks", CHUNKS), unit))
     key = (at, most, inputs.dtype, inputs.device, stage, trial, torch.get_num_threads(),
-           comm.links["ep"].ranks)  # fmt: skip
+           comm.links["ep"].ranks, spared)  # fmt: skip
     if key not in _known and not silent:
-        _known[key] = _try(at, most, unit, stage, inputs, comm, trial)
+        _known[key] = _try(at, most, unit, stage, inputs, comm, trial, spared)
     forward, backward = _known.get(key, (1, 1))
     name = path.CHUNKS if forward > 1 else path.ONE_GEMM
     return Rung(name, at.slices(forward, unit), at.slices(backward, unit), stage)
 
 
 def _try(
-    at: Layout, most: int, unit: int, stage: stages.Stage, like: Tensor, comm: Comm, trial: Trial
-) -> tuple[int, int]:
+    at: Layout, most: int, unit: int, stage: stages.Stage, like: Tensor, comm: Comm, trial: Trial,
+    spared: int,
+) -> tuple[int, int]:  # fmt: skip
     """Into how many chunks forward and backward may be cut."""
     held = [1, 1]
     while most > 1 and 1 in held:
         with patience.meeting(comm, "ladder"):  # a try compiles
-            same = proven(at, at.slices(most, unit), stage, like, trial)
+            same = proven(at, at.slices(most, unit), stage, like, trial, spared)
         mine = torch.tensor([same], dtype=torch.uint8, device=like.device)
         together = comm.all_gather(mine, "ladder", "ep").bool().all(0).tolist()
         held = [most if ok and n == 1 else n for ok, n in zip(together, held)]
@@ -87,13 +90,14 @@ def _try(
 
 
 def proven(
-    at: Layout, cut: tuple[slice, ...], stage: stages.Stage, like: Tensor, trial: Trial
-) -> tuple[bool, bool]:
+    at: Layout, cut: tuple[slice, ...], stage: stages.Stage, like: Tensor, trial: Trial,
+    spared: int = 0,
+) -> tuple[bool, bool]:  # fmt: skip
     """(forward, backward): whether every element of output and gradients keeps its bits here."""
     layer, whole = Try(at, like), at.slices(1)
     plans = [
-        pipeline.Plan(at, slices, slices, stage, partial(route, at, like))
-        for slices, route in ((whole, by_messages), (cut, trial))
+        pipeline.Plan(at, slices, slices, stage, partial(route, at, like), few)
+        for slices, route, few in ((whole, by_messages, 0), (cut, trial, spared))
     ]
     same = [bool(bit_report(a, b)) for a, b in zip(*map(layer.through, plans))]
     return same[0], all(same[1:])

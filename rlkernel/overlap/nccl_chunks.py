@@ -1,14 +1,16 @@
 """`with-sm`: chunks by NCCL (gloo on a CPU), which takes SMs from the GEMMs while it moves bytes.
 
 All ranks give the collectives in one order: every dispatch, then every combine, first chunk to
-last. That is what NCCL needs, and all that its chunks can wait for is the one before.
+last. That is what NCCL needs, and for equal chunks no other order is shorter. A chunk waits for the
+one before, and for an SM: behind a product that has not given all of its blocks yet, unless its
+stream goes first (run/switches.py) or the product leaves some SMs alone (spared.py).
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from rlkernel.overlap import ladder, nodes, path, pipeline, two_levels
+from rlkernel.overlap import ladder, nodes, path, pipeline, spared, two_levels
 from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.layout import layout_of, seam_of
 
@@ -30,7 +32,8 @@ def forward_chunks(
     where = nodes.of(comm, silent) if by_arrival else None
     if where is not None and where.two_levels:
         return two_levels.forward_ffn(ffn, inputs, at, comm, where, name, why, silent=silent)
-    rung = ladder.climb(ffn, at, inputs, silent)
+    few = spared.between(comm, silent)
+    rung = ladder.climb(ffn, at, inputs, silent, spared=few)
     scale = getattr(ffn, "comm_scale", 1)
 
     def open_route(direction: str, slices: tuple[slice, ...]) -> Messages:
@@ -38,6 +41,7 @@ def forward_chunks(
                         silent=silent, scale=scale)  # fmt: skip
 
     mover = comm.links["ep"].transport.name if at.ranks > 1 else "one rank"
-    path.note(rung.name, name, f"{rung.says} by {mover}{why}")
-    plan = pipeline.Plan(at, rung.slices, rung.backward_slices, rung.stage, open_route)
+    told = f", {few} SMs left to it" if few else ""
+    path.note(rung.name, name, f"{rung.says} by {mover}{told}{why}")
+    plan = pipeline.Plan(at, rung.slices, rung.backward_slices, rung.stage, open_route, few)
     return pipeline.run(ffn, inputs, plan)

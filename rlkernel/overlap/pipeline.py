@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlkernel.overlap import spared
 from rlkernel.overlap import stage as stages
 from rlkernel.overlap.layout import Layout
 from rlkernel.overlap.timeline import span
@@ -57,13 +58,16 @@ class Route(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """slices, backward_slices: the chunks either way. open: makes the route of a pass."""
+    """slices, backward_slices: the chunks either way. open: makes the route of a pass. spared: SMs
+    that the library's products leave to messages.
+    """
 
     layout: Layout
     slices: tuple[slice, ...]
     backward_slices: tuple[slice, ...]
     stage: stages.Stage
     open: Callable[[str, tuple[slice, ...]], Route]
+    spared: int = 0
 
 
 def run(ffn, inputs: Tensor, plan: Plan) -> Tensor:
@@ -71,7 +75,8 @@ def run(ffn, inputs: Tensor, plan: Plan) -> Tensor:
     norms = (ffn.norm_x.weight, ffn.norm_x.bias, ffn.norm_gate.weight, ffn.norm_gate.bias)
     tensors = (inputs, ffn.w1, ffn.b1, ffn.wout, ffn.bout, *norms)
     training = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return _Layer.apply(*tensors, plan, training)
+    with spared.sms(plan.spared):
+        return _Layer.apply(*tensors, plan, training)
 
 
 class _Layer(torch.autograd.Function):
@@ -105,7 +110,8 @@ class _Layer(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         z, w1, b1, wout, *norms = ctx.saved_tensors
-        return *_Backward(ctx, dy, z, w1, b1, wout, norms).run(), None, None
+        with spared.sms(ctx.plan.spared):  # autograd's thread, with a library handle of its own
+            return *_Backward(ctx, dy, z, w1, b1, wout, norms).run(), None, None
 
 
 class _Backward:

@@ -153,8 +153,8 @@ def rows_that_are_not_proven_wait_for_their_chunk(world):
     x, dy = (drawn(comm.rank, 3, 16, 32, seed=s) for s in (0, 1))
     real = ladder.proven
 
-    def proven(at, cut, stage, like, trial):
-        same = real(at, cut, stage, like, trial)
+    def proven(at, cut, stage, like, trial, spared):
+        same = real(at, cut, stage, like, trial, spared)
         by_rows = isinstance(trial, two_levels.RowsByNode)
         return (same[0], same[1] and not (by_rows and comm.rank == 2))
 
