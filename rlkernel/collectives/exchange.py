@@ -79,7 +79,9 @@ def arrived(parts: Tensor) -> Arrival:
 def start(comm: Comm, parts: Tensor, site: str, axis: str = "ep", tag: int = 0) -> Arrival:
     """parts [P, ...], part p for rank p -> an arrival of [P, ...], part p from rank p.
 
-    Observers of `site` see what goes in; what comes out is still empty when they look at it.
+    Observers of `site` see what goes in; what comes out is still empty when they look at it. On a
+    GPU `parts` belongs to the stream that is current here: where another one waits for the arrival,
+    hold `arriving.keep` until this one has waited for that.
     """
     comm._check_site(parts, site, axis)
     link = comm._link(site, axis)

@@ -9,7 +9,10 @@ own, for each call anew: the next one lands while this one is computed, and no c
 what another still reads.
 
 Memory on a GPU: what the side stream allocates is recorded for the caller's stream; what the
-caller's stream allocates is read elsewhere only until `collect`, which waits.
+caller's stream allocates is read elsewhere only until `collect` or `leave`, which wait, and is held
+until then. Holding it is ours: a transport forgets what it sends once somebody has waited for the
+message, and that is the side stream, at once. The caller's allocator would hand out again, in the
+caller's order, what NCCL still reads.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import functools
 import heapq
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -64,6 +67,7 @@ class Messages:
         self.caller = torch.cuda.current_stream(like.device) if self.side is not None else None
         self.results: dict[int, Tensor] = {}
         self.returning: dict[int, exchange.Arrival] = {}
+        self.lent: list[object] = []  # what messages read of the caller's memory
         if not silent:
             at = f"{layout.batch}x{layout.tokens}x{layout.dim} in {len(slices)}"
             dtype = str(like.dtype).removeprefix("torch.")
@@ -106,9 +110,7 @@ class Messages:
     def send(self, i: int) -> None:
         parts = self.results[i].view(self.layout.ranks, self.layout.batch, -1, self.layout.dim)
         self.returning[i] = self._start(parts, self.back, tag=len(self.slices) + i)
-        if self.side is not None:  # behind this chunk's GEMMs, beside the next one's
-            with self._beside():
-                self._unpack(i)
+        self._unpack_beside(i, [self.returning[i]])
 
     def collect(self) -> Tensor:
         if self.side is None:
@@ -120,6 +122,14 @@ class Messages:
     def leave(self) -> None:
         if self.side is not None:
             self.caller.wait_stream(self.side)
+            self.lent.clear()
+
+    def _unpack_beside(self, i: int, coming: Iterable[exchange.Arrival]) -> None:
+        """On a GPU: behind this chunk's GEMMs, beside the next one's."""
+        if self.side is not None:
+            self.lent += [arrival.arriving.keep for arrival in coming]
+            with self._beside():
+                self._unpack(i)
 
     def _unpack(self, i: int) -> None:
         came = self._unpadded(self.returning[i].take(), self.slices[i])  # [P, B, l, D]

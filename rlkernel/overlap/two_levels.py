@@ -215,9 +215,7 @@ class TwoLevels(Messages):
             self.returning[i][NEAR] = self._go(NEAR, parts, self.back, tag)
         else:
             self.near.send(results, i)
-        if self.side is not None:  # behind this chunk's GEMMs, beside the next one's
-            with self._beside():
-                self._unpack(i)
+        self._unpack_beside(i, self.returning[i].values())
 
     def collect(self) -> Tensor:
         if self.side is None:
