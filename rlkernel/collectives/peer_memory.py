@@ -12,7 +12,8 @@ then it has waited for flags of the call between, which their sender's stream wr
 it read in the call before. So nothing is overwritten that is still read, and nobody waits for it.
 
 A wait that nobody answers would hang its stream for ever: `Watch` releases it after a time limit
-and says who did not come.
+and says who did not come. It does so by torch's kernels, which CUDA may not be able to load while a
+stream hangs; overlap/watch.py needs none.
 """
 
 from __future__ import annotations

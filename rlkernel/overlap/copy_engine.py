@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from rlkernel.collectives.comm import Comm
-from rlkernel.collectives.peer_memory import SETS, PeerMemory, Watch
+from rlkernel.collectives.peer_memory import SETS, PeerMemory
 from rlkernel.overlap import ladder, path, pipeline
 from rlkernel.overlap.chunks import SITES
 from rlkernel.overlap.layout import Layout, layout_of, seam_of
 from rlkernel.overlap.timeline import span
+from rlkernel.overlap.watch import Wait, Watch
 
 NAME = "sm-free"
 MOST_CHUNKS = 64
@@ -107,6 +108,7 @@ class Pushes:
         for stream in self.streams:
             stream.wait_event(ready)
         self._push(x, own, AHEAD)
+        wait = self._before(self.there, THERE, len(self.slices))
         whole = self.xlocal.view(at.rows, at.local, at.dim)
         for i, tokens in enumerate(self.slices):
             self.main.wait_event(own[i])
@@ -116,7 +118,8 @@ class Pushes:
                 self._await(THERE + i)
                 yield i, slice(0, at.rows), whole[:, tokens]
             self._push(x, own, 1)
-        self._watch(self.there, THERE, len(self.slices))
+        if wait is not None:
+            wait.end(self.main)
 
     def _push(self, x: Tensor, own: list[torch.cuda.Event], count: int) -> None:
         """The next `count` chunks to every peer; an event of this rank's own share into `own`."""
@@ -185,13 +188,13 @@ class Pushes:
                 out[:, p, start : start + width].copy_(rows[p])
 
     def collect(self) -> Tensor:
-        at = self.layout
+        at, wait = self.layout, self._before(self.back, BACK, len(self.slices))
         for i in range(len(self.slices)):
             self._await(BACK + i)
         self._join()
         out = self.out.view(at.batch, at.tokens, at.dim)
         out = out if self.mode == LOCAL else out.clone()
-        self._end(BACK, len(self.slices))
+        self._end(wait)
         return out
 
     def leave(self) -> None:
@@ -200,9 +203,10 @@ class Pushes:
         for peer in self._peers():
             self.streams[peer].wait_event(ready)
             self.memory.signal(peer, DONE, self.epoch, self.streams[peer])
+        wait = self._before(self.back, DONE, 1)
         self._await(DONE)
         self._join()
-        self._end(DONE, 1)
+        self._end(wait)
 
     # -- small things ------------------------------------------------------------------------------
 
@@ -241,14 +245,17 @@ class Pushes:
         for stream in self.streams:
             self.main.wait_stream(stream)
 
-    def _end(self, flag: int, count: int) -> None:
+    def _before(self, stage: str, flag: int, count: int) -> Wait | None:
+        """Ahead of waits for these flags, where there are any."""
+        if self.mode != LIVE:
+            return None
+        return self.watch.before(self.epoch, stage, range(flag, flag + count))
+
+    def _end(self, wait: Wait | None) -> None:
         if self.memory is not None:
             self.memory.last = self.main.record_event()
-        self._watch(self.back, flag, count)
-
-    def _watch(self, stage: str, flag: int, count: int) -> None:
-        if self.mode == LIVE:
-            self.watch.after(self.main, self.epoch, stage, range(flag, flag + count))
+        if wait is not None:
+            wait.end(self.main)
 
 
 @functools.cache

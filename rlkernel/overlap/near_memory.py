@@ -20,10 +20,11 @@ from torch import Tensor
 from rlkernel.collectives import peer_memory
 from rlkernel.collectives.comm import Comm
 from rlkernel.collectives.groups import comm_of
-from rlkernel.collectives.peer_memory import SETS, PeerMemory, Watch
+from rlkernel.collectives.peer_memory import SETS, PeerMemory
 from rlkernel.overlap.layout import Layout
 from rlkernel.overlap.nodes import Nodes
 from rlkernel.overlap.timeline import span
+from rlkernel.overlap.watch import Wait, Watch
 
 NAME = "symmetric memory, 2D copies by copy engine"
 MOST_CHUNKS = 64
@@ -101,11 +102,13 @@ class NearMemory:
             self.own[i] = own.record_event()
 
     def arrived(self, i: int) -> Tensor:
-        """Chunk i, once the caller's stream has the node's rows of it."""
+        """Chunk i, once the caller's stream has the node's rows of it. First to last."""
         self.main.wait_event(self.own[i])
+        if i == 0:
+            self.coming = self._before(self.sites[0], THERE, len(self.slices))
         self._await(THERE + i)
         if i + 1 == len(self.slices):
-            self._watched(self.sites[0], THERE, len(self.slices))
+            self.coming.end(self.main)
         return self.payload(i)
 
     # -- back --------------------------------------------------------------------------------------
@@ -129,11 +132,12 @@ class NearMemory:
 
     def collect(self) -> Tensor:
         """A copy of `out`: the mapped one is written again two calls later."""
+        wait = self._before(self.sites[1], BACK, len(self.slices))
         for i in range(len(self.slices)):
             self._await(BACK + i)
         self._join()
         out = self.out.clone()
-        self._end(BACK, len(self.slices))
+        self._end(wait)
         return out
 
     def leave(self) -> None:
@@ -142,9 +146,10 @@ class NearMemory:
         for member in self._peers():
             self.streams[member].wait_event(ready)
             self.memory.signal(member, DONE, self.epoch, self.streams[member])
+        wait = self._before(self.sites[1], DONE, 1)
         self._await(DONE)
         self._join()
-        self._end(DONE, 1)
+        self._end(wait)
 
     # -- small things ------------------------------------------------------------------------------
 
@@ -166,12 +171,12 @@ class NearMemory:
         for stream in self.streams:
             self.main.wait_stream(stream)
 
-    def _end(self, flag: int, count: int) -> None:
-        self.memory.last = self.main.record_event()
-        self._watched(self.sites[1], flag, count)
+    def _before(self, stage: str, flag: int, count: int) -> Wait:
+        return self.watch.before(self.epoch, stage, range(flag, flag + count))
 
-    def _watched(self, stage: str, flag: int, count: int) -> None:
-        self.watch.after(self.main, self.epoch, stage, range(flag, flag + count))
+    def _end(self, wait: Wait) -> None:
+        self.memory.last = self.main.record_event()
+        wait.end(self.main)
 
 
 @functools.cache
@@ -181,6 +186,12 @@ def _streams(device: torch.device, size: int) -> list[torch.cuda.Stream]:
 
 
 _MEMORIES: dict[tuple, tuple[PeerMemory, Watch, tuple[int, ...]]] = {}
+
+
+def check() -> None:
+    """Raise PeerLost if a wait of any call so far had to be released."""
+    for _, watch, _ in _MEMORIES.values():
+        watch.check()
 
 
 def memory_of(

@@ -8,12 +8,12 @@ import sys
 
 import torch
 
-ASKED = ("copy_engine", "fused_rung")  # where they were used they are imported
+ASKED = ("copy_engine", "near_memory", "fused_rung")  # where they were used they are imported
 
 
 def settled(device: torch.device) -> None:
-    """Wait for the device, then raise PeerLost if a call of `sm-free` or of the fused kernels
-    missed a rank: what it computed is void. A CPU's calls raise by themselves.
+    """Wait for the device, then raise PeerLost if a call by copies between peers or of the fused
+    kernels missed a rank: what it computed is void. A CPU's calls raise by themselves.
     """
     if device.type != "cuda":
         return

@@ -1,8 +1,8 @@
 """One rank of an A2A-FFN, without an agent: the rank in the middle dies or is late behind dispatch.
 
-Prints one JSON object: the error's class, its message, the suspects, the site, the seconds. Four
-ranks on a CPU. By hand on two GPUs: sm-free, whose waits are streams', and kernel, whose waits are
-inside the GEMMs:
+Prints one JSON object: the error's class, its message, the suspects, the site, the seconds; who has
+nothing to say within a minute says where it stands. Four ranks on a CPU. By hand on two GPUs:
+sm-free, whose waits are streams', and kernel, whose waits are inside the GEMMs:
 
     for r in 0 1; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
         MASTER_PORT=29511 PYTHONPATH=. python tests/overlap/lost_peer.py killed kernel & done; wait
@@ -10,6 +10,7 @@ inside the GEMMs:
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -50,6 +51,7 @@ def main(manner: str, overlap: str) -> None:
 
             fused_kernel.Fused.leaving = fall
     start = time.monotonic()
+    faulthandler.dump_traceback_later(60, exit=True)
     try:
         ffn(x, overlap)
         if CUDA:  # the call has returned, its streams hang until the watch lets them go

@@ -18,6 +18,7 @@ import torch
 from rlkernel.overlap import copy_engine, faults, ladder, pipeline
 from rlkernel.overlap.layout import layout_of
 from rlkernel.overlap.stage import stage_of
+from rlkernel.overlap.watch import Wait
 from tests.overlap.inputs import differing, drawn, layer, trained
 from tests.overlap.played import Stream, by_hand, rank_of, slow_down, together
 
@@ -60,8 +61,9 @@ class Watch:
     def __init__(self):
         self.calls = []
 
-    def after(self, stream, epoch, stage, flags):
+    def before(self, epoch, stage, flags):
         self.calls.append((epoch, stage, flags))
+        return Wait(0.0, epoch, stage, flags)
 
     def check(self): ...
 
