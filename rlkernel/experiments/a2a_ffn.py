@@ -292,7 +292,8 @@ def protocol(params: Params) -> dict:
         "warmup": params.warmup, "tests": params.num_tests, "prewarm_ms": params.prewarm_ms,
         "flush L2": params.flush, "states": list(params.protocol), "compile": params.compile,
         "graph": False, "first dropped": params.num_tests > 1,
-        "order": "variants interleaved call by call, ranks aligned ahead of each",
+        "order": "variants interleaved call by call, in an order drawn anew for each round (seed: "
+        "its number, the same on all ranks), ranks aligned ahead of each",
         "clock": "CUDA events (perf_counter on a CPU), microseconds a call, synchronised after it",
         "of each round": "the slowest rank",
     }  # fmt: skip

@@ -6,16 +6,21 @@ minimum and maximum. Beyond the documented one, and written down with every samp
 interleaved call by call, and `hot` puts a matrix product ahead of the start event, so that the chip
 stands under its power cap and the host is ahead of the device, as it is within a training step.
 
+A call leaves the chip to the next one as it is: cooler, hence faster, behind one that waits for its
+host. In one order for all rounds a variant would have that from the same neighbour every time, and
+no number of rounds would average it out; so the order is drawn anew for each round.
+
 On a CPU there is no L2 to flush and no event: perf_counter between two alignments.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -46,9 +51,10 @@ class Clock:
 def interleaved(
     variants: Mapping[str, Work], clock: Clock, comm: Comm, ahead: Mapping[str, Work] | None = None
 ) -> list[dict]:
-    """One sample a round and variant: {"variant", "round", "us", "dropped", "state", "sm_mhz",
-    "power_w"}; clock and power as the round begins, None where nobody tells. Every rank calls it
-    with the same variants. ahead: variant -> what is called between the alignment and the start.
+    """One sample a round and variant, as they were taken: {"variant", "round", "position" in it,
+    "behind" (the variant that was called before), "us", "dropped", "state", "sm_mhz", "power_w"};
+    clock and power as the round begins, None where nobody tells. Every rank calls it with the same
+    variants. ahead: variant -> what is called between the alignment and the start.
     """
     cuda = comm.device.type == "cuda"
     works = {name: (work, (ahead or {}).get(name, _nothing)) for name, work in variants.items()}
@@ -67,22 +73,31 @@ def interleaved(
 def _nothing() -> None: ...
 
 
+def order(variants: Iterable[str], number: int) -> list[str]:
+    """The order of a round: drawn with its number for a seed, so that all ranks draw the same."""
+    names = list(variants)
+    return random.Random(number).sample(names, len(names))
+
+
 def _rounds(
     works: Mapping[str, tuple[Work, Work]], clock: Clock, one: _Device | _Host, meter: Meter,
     state: str,
 ) -> list[dict]:  # fmt: skip
-    samples = []
+    samples, behind = [], list(works)[-1] if works and clock.warmup else None
     for number in range(clock.tests):
         power = meter.read()
-        for name, (work, before) in works.items():
+        for position, name in enumerate(order(works, number)):
             samples.append({
                 "variant": name,
                 "round": number,
-                "us": round(one.sample(work, before), 3),
+                "position": position,
+                "behind": behind,
+                "us": round(one.sample(*works[name]), 3),
                 "dropped": number == 0 and clock.tests > 1,
                 "state": state,
                 **power,
             })  # fmt: skip
+            behind = name
     return samples
 
 

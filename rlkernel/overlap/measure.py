@@ -268,12 +268,13 @@ def timed(bench: Bench, comm: Comm, lines: list[dict]) -> dict:
     report: dict = {}
     for state in at["protocol"].split("+"):
         clock = Clock(at["warmup"], at["tests"], at["prewarm_ms"], at["flush"], state)
-        mine = interleaved(bench.variants(), clock, bench.comm)
+        variants = bench.variants()
+        mine = interleaved(variants, clock, bench.comm)
         samples += mine
         times = terms.by_rank(comm.collect(mine))
         layer = asdict(bench.layout)
         if at["comp_only"]:
-            report[state] = {"terms": {name: terms.term(t) for name, t in times.items()}}
+            report[state] = {"terms": {name: terms.term(times[name]) for name in variants}}
             continue
         named = {name: terms.term(times[name]) for name in terms.TERMS}
         serial = terms.throughput(terms.slowest(times["none"]), layer, at["backward"])

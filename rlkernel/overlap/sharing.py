@@ -98,12 +98,12 @@ def lines(samples: terms.Samples, sent: Mapping[str, int]) -> list[dict]:
     """{"gemm", "beside", "median_us", "ratio" to alone}, of the slowest rank of each round; beside
     an exchange also what a rank sent during the product ("sent_bytes"), its rate ("gb_per_s"), and
     the least part of any product for which the exchange lasted ("lasted", at most 1). samples:
-    [rank][sample]; sent: variant -> bytes to peers of one whole exchange.
+    [rank][sample]; sent: variant -> bytes to peers of one whole exchange, in the order of lines.
     """
     times = {name: terms.slowest(ranks) for name, ranks in terms.by_rank(samples).items()}
     found = []
-    for name, own in times.items():
-        gemm, beside = name.split(", ")
+    for name in sent:
+        own, (gemm, beside) = times[name], name.split(", ")
         ratio = terms.paired(own, times[f"{gemm}, {ALONE}"], lambda a, b: a / b)
         line = {"gemm": gemm, "beside": beside, **terms.spread(own), "ratio": ratio}
         if beside != ALONE:
