@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,14 +112,14 @@ def ranks_of(book: dict) -> list[int]:
 def _on_device(events: list[dict], notes: list[dict]) -> tuple[list[Span], list[tuple[int, str]]]:
     launches = {e["args"]["correlation"]: e for e in events if is_launch(e)}
     ours = [e for e in events if e.get("cat") in DEVICE]
-    labels = [e for e in notes if label(e["name"])]
+    labelled = _labelled(launches.values(), notes)
     spans, seen = [], set()
     for event in ours:
         args = event.get("args", {})
         seen.add(args.get("correlation"))
         launch = launches.get(args.get("correlation"))
         kind = args.get("kind") or kernel_kind(
-            event["name"], event["cat"], args, _labelled(launch, labels) if launch else None
+            event["name"], event["cat"], args, labelled.get(args.get("correlation"))
         )
         stream = f"stream {args.get('stream', event.get('tid'))}"
         begun = launch["start"] if launch else UNKNOWN
@@ -131,13 +131,27 @@ def _on_device(events: list[dict], notes: list[dict]) -> tuple[list[Span], list[
     return sorted(spans, key=lambda s: (s.start, s.end)), lost
 
 
-def _labelled(launch: dict, labels: list[dict]) -> str | None:
-    """The kind of the innermost labelled range around a launch, on its thread."""
-    around = [
-        e for e in labels
-        if e.get("tid") == launch.get("tid") and e["start"] <= launch["start"] <= e["end"]
-    ]  # fmt: skip
-    return label(max(around, key=lambda e: e["start"])["name"]) if around else None
+def _labelled(launches: Iterable[dict], notes: Sequence[dict]) -> dict[int, str]:
+    """Correlation of a launch -> the kind of the innermost labelled range around it, on its thread;
+    of ranges that begin together the first. One sweep a thread.
+    """
+    ranges, calls, found = {}, {}, {}
+    for note in reversed(notes):  # the sort is stable: of equals the first comes last, to the top
+        if label(note["name"]):
+            ranges.setdefault(note.get("tid"), []).append(note)
+    for launch in launches:
+        calls.setdefault(launch.get("tid"), []).append(launch)
+    for tid, begun in calls.items():
+        coming = deque(sorted(ranges.get(tid, ()), key=lambda e: e["start"]))
+        open_: list[dict] = []  # by their start; what has ended goes once it is on top
+        for launch in sorted(begun, key=lambda e: e["start"]):
+            while coming and coming[0]["start"] <= launch["start"]:
+                open_.append(coming.popleft())
+            while open_ and open_[-1]["end"] < launch["start"]:
+                open_.pop()
+            if open_:
+                found[launch["args"]["correlation"]] = label(open_[-1]["name"])
+    return found
 
 
 def _nests(launches: Iterable[dict]) -> list[list[dict]]:
