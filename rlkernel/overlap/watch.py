@@ -207,8 +207,9 @@ class _Flags:
 
 @functools.cache
 def _streams(device: int) -> tuple:
-    """The same for all memories of a device, which is the current one."""
+    """The same for all memories of a device: idle streams take their share of the queues, too."""
     runtime, _ = driver()
+    _checked(runtime.cudaSetDevice(device))
     high = _checked(runtime.cudaDeviceGetStreamPriorityRange())[-1]
     made = runtime.cudaStreamNonBlocking, high
     return tuple(_checked(runtime.cudaStreamCreateWithPriority(*made))[0] for _ in range(STREAMS))

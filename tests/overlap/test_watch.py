@@ -106,7 +106,7 @@ def stream(event):
     return types.SimpleNamespace(record_event=lambda: said)
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=30.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -161,7 +161,7 @@ def test_where_no_stream_answers_the_process_ends(runtime, aborted, capfd):
     minded = Watch(Memory([3], [0], [2]), 0.1)
     runtime.dead = set(runtime.made)
     minded.before(3, "dispatch", range(0, 1))
-    assert aborted.wait(10)
+    assert aborted.wait(30)
     with pytest.raises(PeerLost, match="dispatch: its waits were not through"):
         minded.check()
     assert "PeerLost: dispatch" in capfd.readouterr().err
@@ -174,7 +174,7 @@ def test_a_driver_that_hangs_keeps_nobody_from_the_end(runtime, aborted, monkeyp
     runtime.hangs, runtime.threads = threading.Event(), set()
     try:
         minded.before(3, "combine", range(0, 1)).end(stream(NOT_READY))
-        assert aborted.wait(10)
+        assert aborted.wait(30)
         assert isinstance(minded.lost, PeerLost) and minded.lost.site == "combine"
     finally:
         runtime.hangs.set()
