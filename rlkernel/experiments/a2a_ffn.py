@@ -50,8 +50,8 @@ class Params:
         choices=("norm-gate", "torch"),
     )  # fmt: skip
     other_none: tuple[str, ...] = param(
-        (), "none with torch's operators between the GEMMs, timed beside: other settings",
-        choices=("eager", "compiled"),
+        ("off",), "none with torch's operators between the GEMMs, timed beside: other settings",
+        choices=("off", "eager", "compiled"),
     )  # fmt: skip
     block: bool = param(True, "the RankMixer block; false: the layer alone")
     backward: bool = param(False, "forward and backward")
@@ -143,8 +143,9 @@ def _case(params: Params, one: matrix.Configuration, seed: int, plugin: dict) ->
     }  # fmt: skip
     if params.nodes > 1:
         parameters["nodes"] = params.nodes
-    if params.other_none:
-        parameters["other_none"] = "+".join(dict.fromkeys(params.other_none))
+    others = [how for how in dict.fromkeys(params.other_none) if how != "off"]
+    if others:
+        parameters["other_none"] = "+".join(others)
     return Case(NAME, Grid(dp=one.ranks), params.dtype, seed, params.fault, parameters)
 
 
@@ -159,7 +160,7 @@ def _check_modes(params: Params) -> None:
         raise UsageError("transport=nccl moves GPU tensors: device=cpu has gloo only")
     if params.fault != "none" and set(params.overlap) == {"none"}:
         raise UsageError(f"fault={params.fault} breaks an overlapped schedule: name one in overlap")
-    if params.other_none and (params.elementwise == "torch" or params.comp_only):
+    if set(params.other_none) != {"off"} and (params.elementwise == "torch" or params.comp_only):
         raise UsageError("other_none times none with torch's operators beside the one pass: "
                          "elementwise=norm-gate, without comp_only")  # fmt: skip
     if params.fault != "none" and (params.comp_only or params.check_correctness == "off"):
