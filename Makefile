@@ -11,6 +11,10 @@ RUN    ?=
 ALL    ?=
 
 RL = .venv/bin/python -m rlkernel
+PYTEST = .venv/bin/python -m pytest
+# One process measures for these: what a test of an experiment has launched, the report reads.
+REPORTED = tests/audit tests/experiments tests/pages
+SYNCED = $(if $(filter output-sync,$(.FEATURES)),-Otarget)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup report test preflight lab notebook sweep readme publish refresh submission clean
@@ -30,8 +34,17 @@ setup:  ## build .venv from the pinned requirements, if it is not exactly that a
 report: setup  ## run every notebook, render results/report/index.html; FORCE=1 measures all again
 	@$(RL) report $(if $(filter-out 0,$(FORCE)),--force) $(ARGS)
 
+# Launches wait for their ranks: two halves beside each other keep two cores busy. Each is printed
+# when it ends.
 test: setup .venv/triton36/triton  ## the whole suite; ARGS="-k grid -x" goes to pytest
-	@.venv/bin/python -m pytest $(ARGS)
+	@$(if $(ARGS),$(PYTEST) $(ARGS),$(MAKE) -j2 $(SYNCED) --no-print-directory .reported .others)
+
+.PHONY: .reported .others
+.reported:
+	@$(PYTEST) $(REPORTED)
+
+.others:
+	@$(PYTEST) $(addprefix --ignore=,$(REPORTED))
 
 # The kernels are compiled by this Triton too; a platform that has no wheel of it skips those tests.
 .venv/triton36/triton: env/requirements-triton36.txt | setup

@@ -60,6 +60,16 @@ def published() -> Path:
     return ROOT / "results" / "published"
 
 
+@pytest.fixture(scope="session")
+def shared_results(tmp_path_factory) -> Path:
+    """Where launches go whose rows others want too: nothing in it is measured twice a session.
+
+    The report's notebooks (tests/pages) ask for much of what the tests of an experiment and of the
+    audit have launched before; what they ask for first, they launch.
+    """
+    return tmp_path_factory.mktemp("shared") / "results"
+
+
 @pytest.fixture
 def results(tmp_path, monkeypatch) -> Path:
     """An empty results folder for this test alone; subprocesses see it too."""

@@ -28,7 +28,7 @@ def run(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     """In a process of its own, from any folder, without an installed package."""
     command = [sys.executable, "-m", "rlkernel", *map(str, words)]
     env = Marked().environment()
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=250)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ sends SIGTERM here and torchrun ends its ranks. REPORT.json is written when a ra
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> int:
     lifeline.die_with_parent(signal.SIGTERM, parent)
     os.environ[AGENT_PID] = str(os.getpid())
 
+    gc.disable()  # what these imports make stays, and little is made after them
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -11,18 +11,16 @@ from tests.experiments.launched import measure, select
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two(shared_results):
     """P = 2, all four twins."""
-    root = tmp_path_factory.mktemp("two")
-    return measure("audit", root, nproc="2", fault="all", block=list(audit.BLOCKS))
+    return measure("audit", shared_results, nproc="2", fault="all", block=list(audit.BLOCKS))
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory):
+def four(shared_results):
     """P = 4, where torch can still split the SwiGLU block."""
-    root = tmp_path_factory.mktemp("four")
     blocks = ["swiglu", "gqa", "torch-swiglu"]
-    return measure("audit", root, nproc="4", fault="all", block=blocks)
+    return measure("audit", shared_results, nproc="4", fault="all", block=blocks)
 
 
 def rows_of(block, two, four):

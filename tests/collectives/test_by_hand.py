@@ -16,7 +16,7 @@ def by_hand(*words: str, **more: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
     words = (str(PROGRAM), "--device", "cpu", *words)
-    return subprocess.run([*command, *words], env=env, capture_output=True, text=True, timeout=90)
+    return subprocess.run([*command, *words], env=env, capture_output=True, text=True, timeout=250)
 
 
 def test_two_ranks_run_what_they_can(tmp_path):

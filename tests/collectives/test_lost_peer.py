@@ -28,7 +28,7 @@ def spoken():
     worlds = {manner: start(manner) for manner in MANNERS}
     try:
         yield {
-            manner: {rank: ranks[rank].communicate(timeout=100) for rank in (0, 1, 3)}
+            manner: {rank: ranks[rank].communicate(timeout=250) for rank in (0, 1, 3)}
             for manner, ranks in worlds.items()
         }
     finally:

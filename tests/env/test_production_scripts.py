@@ -43,7 +43,7 @@ def test_two_nodes_by_two_agents(tmp_path):
         run("run_prod_cross.sh", home, *words, NODE_RANK=str(number), **shared)
         for number, home in enumerate(homes)
     ]
-    said = [node.communicate(timeout=100) for node in nodes]
+    said = [node.communicate(timeout=250) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     (away,) = records.find("a2a-ffn", homes[1])
     assert away.status == "skipped" and "node 0" in away.run["reason"] and not away.rows
@@ -60,7 +60,7 @@ def test_two_nodes_by_two_agents(tmp_path):
 
 def test_one_node(tmp_path):
     node = run("run_prod_local.sh", tmp_path, "--overlap", "none", "--num-tests", "0", NPROC="1")
-    out, errors = node.communicate(timeout=100)
+    out, errors = node.communicate(timeout=250)
     assert node.returncode == 0 and "P=1 B=2 T=4 D=16 k=2 bf16" in out, errors
 
 

@@ -7,7 +7,7 @@ def measure(experiment, root, **given):
     """A record of real ranks, in a results folder of the test's own."""
     from rlkernel.run import launch
 
-    return launch.measure(experiment, given, root=root, timeout_s=110, peer_timeout_s=20)
+    return launch.measure(experiment, given, root=root, timeout_s=280, peer_timeout_s=20)
 
 
 def select(record, **wanted):

@@ -39,13 +39,13 @@ def launched(tmp_path_factory):
         root = tmp_path_factory.mktemp(name)
         command = [sys.executable, "-m", "rlkernel", "a2a-ffn", "--device", "cpu", *SMALL, *words]
         started[name] = root, subprocess.Popen(
-            [*command, "--json", "--results", str(root), "--timeout", "100"],
+            [*command, "--json", "--results", str(root), "--timeout", "250"],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
     found = {}
     for name, (root, process) in started.items():
-        out, errors = process.communicate(timeout=110)
+        out, errors = process.communicate(timeout=280)
         assert out, errors
         (path,) = root.glob("a2a-ffn/*/run.json")
         found[name] = process.returncode, json.loads(out), records.read(path.parent)

@@ -29,7 +29,7 @@ def launched(tmp_path_factory):
     root = tmp_path_factory.mktemp("two-agents")
     done = subprocess.run(
         [sys.executable, "-m", "rlkernel", "a2a-ffn", *WORDS, "--results", str(root)], cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=110,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (path,) = root.glob("a2a-ffn/*/run.json")

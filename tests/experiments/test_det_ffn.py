@@ -40,13 +40,13 @@ def launched(tmp_path_factory):
         root = tmp_path_factory.mktemp(name)
         command = [sys.executable, "-m", "rlkernel", "det-ffn", "--device", "cpu", *more]
         started[name] = root, subprocess.Popen(
-            [*command, "--results", str(root), "--timeout", "100"],
+            [*command, "--results", str(root), "--timeout", "250"],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
     found = {}
     for name, (root, process) in started.items():
-        out, errors = process.communicate(timeout=110)
+        out, errors = process.communicate(timeout=280)
         (path,) = root.glob("det-ffn/*/run.json")
         assert out, errors
         found[name] = process.returncode, json.loads(out), records.read(path.parent)

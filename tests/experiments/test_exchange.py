@@ -151,7 +151,7 @@ def test_the_same_command_on_two_nodes(tmp_path):
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [node.communicate(timeout=100) for node in nodes]
+    said = [node.communicate(timeout=250) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     (record,) = records.find("exchange", tmp_path / "0")
     assert record.passed and "started apart" in record.run["topology"]["agents"]

@@ -25,32 +25,30 @@ def test_what_cannot_be_or_cannot_show_is_refused(given, words):
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two(shared_results):
     """P = 1 and 2 with all faults, and torch's own twin."""
-    root = tmp_path_factory.mktemp("two")
-    return measure("tp-gqa", root, nproc="1,2", mode="catalogue", twin="ours,torch")
+    return measure("tp-gqa", shared_results, nproc="1,2", mode="catalogue", twin="ours,torch")
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory):
+def four(shared_results):
     """P = 4: more ranks than KV heads."""
-    return measure("tp-gqa", tmp_path_factory.mktemp("four"), nproc="4", mode="catalogue")
+    return measure("tp-gqa", shared_results, nproc="4", mode="catalogue")
 
 
 @pytest.fixture(scope="module")
-def realistic(tmp_path_factory):
+def realistic(shared_results):
     """The realistic size: P = 2 and 8 with its faults under sequence parallel, BF16."""
     given = {"nproc": "2,8", "size": "realistic", "dtype": "bf16", "seed": "11"}
-    root = tmp_path_factory.mktemp("realistic")
-    return measure("tp-gqa", root, mode="catalogue", sequence_parallel="on", **given)
+    asked = {"mode": "catalogue", "sequence_parallel": "on"} | given
+    return measure("tp-gqa", shared_results, **asked)
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
+def healthy(shared_results):
     """The correct twin at the realistic size at every P, both dtypes, SP on and off."""
     given = {"nproc": "2,4,8", "size": "realistic", "dtype": "fp32,bf16", "seed": "11"}
-    root = tmp_path_factory.mktemp("healthy")
-    return measure("tp-gqa", root, sequence_parallel="off,on", **given)
+    return measure("tp-gqa", shared_results, sequence_parallel="off,on", **given)
 
 
 @pytest.mark.parametrize(

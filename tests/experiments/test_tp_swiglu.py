@@ -100,26 +100,24 @@ def test_the_smallest_size_covers_every_p_and_every_fault():
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(shared_results):
     """One launch: the article's fixture with its faults, and torch's twin beside ours."""
-    root = tmp_path_factory.mktemp("article")
-    return measure("tp-swiglu", root, nproc="1,2,4", mode="catalogue", twin="ours,torch")
+    return measure("tp-swiglu", shared_results, nproc="1,2,4", mode="catalogue", twin="ours,torch")
 
 
 @pytest.fixture(scope="module")
-def realistic(tmp_path_factory):
+def realistic(shared_results):
     """One launch: the realistic size with its faults at P = 2 and 8 under SP, BF16."""
     given = {"nproc": "2,8", "size": "realistic", "dtype": "bf16", "seed": "11"}
-    root = tmp_path_factory.mktemp("realistic")
-    return measure("tp-swiglu", root, mode="catalogue", sequence_parallel="on", **given)
+    asked = {"mode": "catalogue", "sequence_parallel": "on"} | given
+    return measure("tp-swiglu", shared_results, **asked)
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
+def healthy(shared_results):
     """One launch: the correct twin at the realistic size, both dtypes."""
     given = {"nproc": "2,4,8", "size": "realistic", "dtype": "fp32,bf16", "seed": "11"}
-    root = tmp_path_factory.mktemp("healthy")
-    return measure("tp-swiglu", root, sequence_parallel="off,on", **given)
+    return measure("tp-swiglu", shared_results, sequence_parallel="off,on", **given)
 
 
 @pytest.mark.parametrize("twin", ["ours", "torch"])

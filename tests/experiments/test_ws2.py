@@ -36,16 +36,16 @@ def launched(tmp_path_factory):
     root = tmp_path_factory.mktemp("sound")
     command = [sys.executable, "-m", "rlkernel", "ws2", "--device", "auto", "--what", SOUND, *FEW]
     process = subprocess.Popen(
-        [*command, "--json", "--results", str(root), "--timeout", "100"],
+        [*command, "--json", "--results", str(root), "--timeout", "250"],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     with pytest.raises(launch.RunError) as died:
         launch.measure(
-            "tests.experiments.ws2_faults", {"m": "4", "device": "cpu"}, timeout_s=100,
+            "tests.experiments.ws2_faults", {"m": "4", "device": "cpu"}, timeout_s=250,
             root=tmp_path_factory.mktemp("faults"), peer_timeout_s=4,
         )  # fmt: skip
-    out, errors = process.communicate(timeout=110)
+    out, errors = process.communicate(timeout=280)
     (path,) = root.glob("ws2/*/run.json")
     assert out, errors
     sound = process.returncode, json.loads(out), records.read(path.parent)

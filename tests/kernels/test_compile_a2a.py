@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels.tritons import run_script, tritons
 
-pytestmark = pytest.mark.timeout(600)  # seconds of work, on cores that others use as well
+pytestmark = pytest.mark.timeout(1500)  # seconds of work, on cores that others use as well
 SHARED_MEMORY = 232448  # bytes a block may have on an H100 or H200
 HANDFUL = (
     "arriving/forward/256/boxes",

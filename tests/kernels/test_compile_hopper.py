@@ -8,7 +8,7 @@ import pytest
 
 from tests.kernels.tritons import run_script, tritons
 
-pytestmark = pytest.mark.timeout(600)  # seconds of work, on cores that others use as well
+pytestmark = pytest.mark.timeout(1500)  # seconds of work, on cores that others use as well
 SHARED_MEMORY = 232448  # bytes a block may have on an H100 or H200
 # One of each kind: every way to keep pending sums, all operand layouts, all kernels of gate/up.
 HANDFUL = (

@@ -20,7 +20,7 @@ def kernels(request):
     return [json.loads(line) for line in run_script(request.param, COMPILES).splitlines()]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_all_forms_are_there_and_no_data_spills(kernels):
     assert {row["kernel"].split()[0] for row in kernels} == {
         "words", "once", "rows", "twice", "gather",
@@ -31,7 +31,7 @@ def test_all_forms_are_there_and_no_data_spills(kernels):
         assert row["spills"] <= barriers and row["stack"] <= 2 * barriers, row
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_slots_are_read_and_written_as_whole_vectors(kernels):
     """Volatile, 16 bytes a thread; a word that carries its epoch is 8 bytes that cannot tear."""
     for row in kernels:
@@ -41,7 +41,7 @@ def test_slots_are_read_and_written_as_whole_vectors(kernels):
         assert row["ptx"][f"st.global.{store}"] > 0, row
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_a_flag_is_released_behind_the_data_and_acquired_ahead_of_it(kernels):
     """A fence, then a flag to each peer; the host's word is one more store of that kind."""
     for row in kernels:
@@ -54,6 +54,6 @@ def test_a_flag_is_released_behind_the_data_and_acquired_ahead_of_it(kernels):
             assert counts["ld.acquire.sys.global"] >= peers, row
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_no_multicast(kernels):
     assert all(row["ptx"]["multimem"] == 0 for row in kernels)

@@ -17,7 +17,7 @@ ROOT = FOLDER.parents[2]
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="collected directly")
-@pytest.mark.timeout(600)  # half a minute of work, but ranks of other tests may hold the cores
+@pytest.mark.timeout(1500)  # half a minute of work, but ranks of other tests may hold the cores
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
 def test_interpreted(name):
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

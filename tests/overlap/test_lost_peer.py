@@ -37,7 +37,7 @@ def spoken():
     worlds = {how: start(*how) for how in FALLS}
     try:
         yield {
-            how: {rank: ranks[rank].communicate(timeout=100) for rank in (0, 1, 3)}
+            how: {rank: ranks[rank].communicate(timeout=250) for rank in (0, 1, 3)}
             for how, ranks in worlds.items()
         }
     finally:

@@ -1,4 +1,7 @@
-"""One real report for all tests of this folder: built once, with its records, then only read."""
+"""One real report for all tests of this folder: built once, with its records, then only read.
+
+What the tests of experiments have measured in this session, it does not measure again.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    """The report of this tree's notebooks -> index, folder, results, seconds."""
-    results = tmp_path_factory.mktemp("report") / "results"
+def built(shared_results):
+    """The report of this tree's notebooks -> index, folder, results."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLKERNEL_RESULTS", str(results))
+        patch.setenv("RLKERNEL_RESULTS", str(shared_results))
         patch.setattr(pages, "inputs_of_package", lambda: "as built")
-        start = time.monotonic()
         index = pages.build()
-        seconds = time.monotonic() - start
-    return SimpleNamespace(index=index, folder=index.parent, results=results, seconds=seconds)
+    return SimpleNamespace(index=index, folder=index.parent, results=shared_results)
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +104,7 @@ def environment():
 
 
 def pytest_collection_modifyitems(items):
-    """The first of these tests waits for the whole report, which measures every notebook anew."""
+    """The first of these tests waits for the whole report, beside other tests that measure."""
     for item in items:
         if {"built", "beside"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1500))

@@ -36,7 +36,7 @@ PLACES = ("RLKERNEL_RESULTS", "RLKERNEL_PUBLISHED")
 def command(*words: str, results, cwd) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "rlkernel", "submission", *words], cwd=cwd, text=True,
-        env=os.environ | dict.fromkeys(PLACES, str(results)), capture_output=True, timeout=200,
+        env=os.environ | dict.fromkeys(PLACES, str(results)), capture_output=True, timeout=400,
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def made(tmp_path_factory):
     )
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def text(made, name: str) -> str:
@@ -184,7 +184,7 @@ def test_a_stranger_follows_the_readme(made):
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", "\n".join(steps)], cwd=made.unpacked, env=env, text=True,
-        capture_output=True, timeout=250,
+        capture_output=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     runs = [r for n in ("a2a-ffn", "preflight") for r in records.find(n, made.unpacked / "results")]
