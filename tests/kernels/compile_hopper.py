@@ -9,12 +9,14 @@ compiling for a GPU and interpreting do not mix in one process.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from itertools import product
 from pathlib import Path
 
@@ -22,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import triton  # noqa: E402
+from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
@@ -117,15 +120,15 @@ def production() -> Iterator[tuple[str, GluonASTSource]]:
 
 
 def report(source: GluonASTSource) -> dict:
-    """Compile with the options of a launch, assemble once more for ptxas's own words."""
+    """Compile with the options of a launch and listen to ptxas, which speaks to no cache."""
     options = {"num_warps": 4, "maxnreg": REGISTERS}
-    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    with tempfile.TemporaryDirectory() as folder:
-        ptx, cubin, again = (Path(folder) / name for name in ("k.ptx", "k.cubin", "again.cubin"))
-        ptx.write_text(kernel.asm["ptx"])
-        cubin.write_bytes(kernel.asm["cubin"])
-        words = _run(TOOLS / "ptxas", "-v", "-arch=sm_90a", ptx, "-o", again).stderr
-        sass = _run(TOOLS / "cuobjdump", "--dump-sass", cubin).stdout
+    with knobs.nvidia.scope(), redirect_stdout(io.StringIO()) as said:
+        knobs.nvidia.dump_ptxas_log = True
+        kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    words = said.getvalue()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        sass = _run(TOOLS / "cuobjdump", "--dump-sass", file.name).stdout
     return {
         "registers": int(re.search(r"Used (\d+) registers", words)[1]),
         "spills": sum(int(n) for n in re.findall(r"(\d+) bytes spill", words)),
