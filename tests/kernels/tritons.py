@@ -38,7 +38,8 @@ def start(folder: str, script: tuple[str, ...]) -> Future[str]:
     """Run a script of this folder with its arguments once in this session."""
     key = (folder, *script)
     if key not in _started:
-        _started[key] = _workers.submit(_run, folder, script)
+        env = dict(os.environ)  # as it is now: what a test sets for itself is not for these
+        _started[key] = _workers.submit(_run, folder, script, env)
     return _started[key]
 
 
@@ -54,8 +55,8 @@ def stop() -> None:
         process.kill()
 
 
-def _run(folder: str, script: tuple[str, ...]) -> str:
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+def _run(folder: str, script: tuple[str, ...], env: dict[str, str]) -> str:
+    env = {key: value for key, value in env.items() if key != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": folder, "PYTHONSAFEPATH": "1"}
     version = _output(["-c", "import triton; print(triton.__version__)"], env)
     assert version.startswith("3.6.") == bool(folder), f"Triton {version} from {folder!r}"
