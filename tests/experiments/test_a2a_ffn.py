@@ -200,6 +200,8 @@ BAD = {
         {"fault": "early-chunk", "overlap": "kernel", "nproc": "1"}, "cannot show on one rank"),
     "a fault unseen": (
         {"fault": "early-chunk", "overlap": "kernel", "check_correctness": "off"}, "pass unseen"),
+    "no other settings": (
+        {"other_none": "eager", "elementwise": "torch"}, "other_none times none with torch's"),
     "no chunk": ({"chunks": "0"}, "chunks must be from 1 to 64"),
     "ranks that no configuration has": ({"matrix": "full", "nproc": "16"}, "not of the matrix"),
 }  # fmt: skip
