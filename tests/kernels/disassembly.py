@@ -18,6 +18,23 @@ def describe(compiled) -> dict[str, object]:
     return _nvidia(compiled) if "cubin" in compiled.asm else _amd(compiled)
 
 
+def longest_loop(compiled) -> list[str]:
+    """The SASS instructions of a CUDA kernel's longest loop, ending with the branch back."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        sass = _run("cuobjdump", "--dump-sass", cubin)
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+?)\s*;", sass)
+    places = {int(place, 16): i for i, (place, _) in enumerate(lines)}
+    longest: list[str] = []
+    for i, (_, text) in enumerate(lines):
+        back = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
+        first = places.get(int(back[1], 16), i) if back else i
+        if i - first >= len(longest):
+            longest = [text for _, text in lines[first : i + 1]]
+    return longest
+
+
 def _nvidia(compiled) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"

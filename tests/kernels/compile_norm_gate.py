@@ -1,0 +1,59 @@
+"""Compile the gate's backward for sm_90 without a GPU and print what it is made of, as JSON.
+
+    python tests/kernels/compile_norm_gate.py
+
+One object a width: disassembly.describe, and of the loop over rows its instructions a warp and
+column, spills, barriers, and shared memory accesses, all of them and those of 16 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from rlkernel.kernels.hopper_norm_gate import default_plan
+from rlkernel.kernels.hopper_norm_gate_columns import Plan
+from rlkernel.kernels.hopper_norm_gate_kernel import NUMBERS, backward_kernel
+from tests.kernels.disassembly import describe, longest_loop
+
+WIDTHS = (256, 272, 1280, 7680, 8192)
+SCALES = ("gamma_x", "beta_x", "gamma_gate", "beta_gate")
+POINTERS = {**dict.fromkeys(("d_h", "z", "bias", *SCALES), "*bf16"), "stats": "*fp32"}
+POINTERS |= {"d_z": "*bf16", "parts": "*fp32"}
+
+
+def compiled(plan: Plan):
+    signature = POINTERS | dict.fromkeys(NUMBERS, "i32") | {"SEGMENT": "constexpr"}
+    signature |= {"P": "constexpr"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(POINTERS))}
+    source = GluonASTSource(backward_kernel, signature, {"SEGMENT": 128, "P": plan}, aligned)
+    options = {"num_warps": plan.WARPS}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def report(width: int) -> dict[str, object]:
+    plan = default_plan(width)
+    kernel = compiled(plan)
+    loop = longest_loop(kernel)
+    text = "\n".join(loop)
+    return {
+        **describe(kernel),
+        "wanted": plan.BYTES,
+        "each": len(loop) * 32 * plan.WARPS / width,
+        "loop spills": len(re.findall(r"\b(?:LDL|STL)\b", text)),
+        "wide": len(re.findall(r"\b(?:LDS|STS)\.128\b", text)),
+        "accesses": len(re.findall(r"\b(?:LDS|STS)\b", text)),
+        "barriers": text.count("BAR.SYNC"),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({width: report(width) for width in WIDTHS}, indent=1))
