@@ -116,12 +116,21 @@ def table(
     """A line a bar. where: how a record is named."""
     body = []
     for bar, read in readings(found):
-        cells = ["-"] * 4
-        if read:
-            machines = dict.fromkeys(r.machine_label for r in read.found)
-            cells = [read.said, read.how, ", ".join(map(where, read.found)), ", ".join(machines)]
-        body.append([bar.what, *bar.shown(), *cells, bar.verdict(read)])
+        *cells, verdict = _cells(bar, read)
+        body.append([*cells, *(_sources(read.found, where) if read else ["-"] * 2), verdict])
     return HEADER, body
+
+
+def _cells(bar: Bar, read: Reading | None) -> list[str]:
+    """What a line says besides where it was read."""
+    said = (read.said, read.how) if read else ("-", "-")
+    return [bar.what, *bar.shown(), *said, bar.verdict(read)]
+
+
+def _sources(found: Iterable[Record], where: Callable[[Record], str]) -> list[str]:
+    """[names of the records, their machines], each once."""
+    once = {r.path: r for r in found}.values()
+    return [", ".join(dict.fromkeys(map(of, once))) for of in (where, lambda r: r.machine_label)]
 
 
 def tabulate(run: str = "") -> None:
@@ -129,21 +138,20 @@ def tabulate(run: str = "") -> None:
     published.
     """
     mine = evidence.below(run) if run else records.find(NAME)
-    every = [*mine, *records.find(NAME, committed_root(), published=True)]
+    both = [*mine, *records.find(NAME, committed_root(), published=True)]
+    every = {r.path.resolve(): r for r in both}.values()  # `run` may be a published one
     show.table(Evidence(NAME, {}, None), *table(every, _place), "What the fused kernel is held to.")
 
 
 def lines(found: list[Record]) -> list[str]:
     """The table in README.md; [] before a time of the kernel is measured."""
-    told = [(bar, read) for bar, read in readings(found)]
+    told = readings(found)
     if not any(read and read.how.startswith(HOT) for _, read in told):
         return []
-    body = [[bar.what, *bar.shown(), *((read.said, read.how) if read else ["-"] * 2),
-             bar.verdict(read)] for bar, read in told]  # fmt: skip
     heads = [name for name in HEADER if name not in ("record", "machine")]
-    used = {r.path: r for _, read in told if read for r in read.found}.values()
-    names = ", ".join(dict.fromkeys(map(costs.source, used)))
-    machines = ", ".join(dict.fromkeys(r.machine_label for r in used))
+    used = [record for _, read in told if read for record in read.found]
+    names, machines = _sources(used, costs.source)
+    body = [_cells(bar, read) for bar, read in told]
     return ["", *costs.markdown(heads, body), "", f"From {names}; {machines}."]
 
 

@@ -210,6 +210,14 @@ def _given(experiment: str, run: str, fits) -> Record | None:
     return max(fitting, key=lambda r: r.run.get("started", ""), default=None)
 
 
+def published(results: Path) -> list[Record]:
+    """All published records of a results folder, by experiment and name, so that the order does not
+    depend on when somebody looks.
+    """
+    folders = sorted(path.parent for path in (results / "published").glob("*/*/run.json"))
+    return [records.read(folder) for folder in folders]
+
+
 def below(run: str) -> list[Record]:
     """Every record at or below a folder. RecordError where there is none."""
     folder = Path(run) if Path(run).is_absolute() else _from_root(run)

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from rlkernel import records
-from rlkernel.pages import bars, costs, report
+from rlkernel.pages import bars, costs, evidence, report
 from rlkernel.pages.costs import STALE
 from rlkernel.records import Record
 
@@ -37,7 +37,7 @@ def update(check: bool = False, root: Path | str = report.ROOT) -> int:
     path = root / "README.md"
     text = path.read_text(encoding="utf-8")
     before, inner, after = _split(text)
-    found = _published(root)
+    found = evidence.published(root / "results")
     wanted = block(found)
     if check:
         return _compare(inner, wanted, root, found)
@@ -93,13 +93,6 @@ def _closest(checks: list[dict]) -> str:
 def _caption(record: Record) -> str:
     where = costs.source(record)
     return f"The picture at the top is drawn from {where}, {record.machine_label}."
-
-
-def _published(root: Path) -> list[Record]:
-    """By experiment and name, so that the order does not depend on when somebody looks."""
-    home = root / "results" / "published"
-    folders = sorted(p for p in home.glob("*/*") if (p / "run.json").is_file())
-    return [records.read(folder) for folder in folders]
 
 
 def _shown(found: list[Record]) -> Record | None:

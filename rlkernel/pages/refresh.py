@@ -41,9 +41,7 @@ def name_of(record: Record) -> str:
 
 def chosen(patterns: Sequence[str], stale: bool) -> list[Record]:
     """Published records whose experiment/name fits a pattern, by name; all without one."""
-    home = committed_root() / "published"
-    folders = sorted(path.parent for path in home.glob("*/*/run.json"))
-    found = [records.read(folder) for folder in folders]
+    found = evidence.published(committed_root())
     wanted = [r for r in found
               if not patterns or any(fnmatch.fnmatch(name_of(r), p) for p in patterns)]  # fmt: skip
     return [r for r in wanted if evidence.is_stale(r)] if stale else wanted

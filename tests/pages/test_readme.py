@@ -147,7 +147,7 @@ def test_what_the_ffn_costs_is_read_from_a_timed_record(tree):
 
 def test_steps_layouts_and_sums_are_told_by_their_own_records(root):
     """Of this repository: a row an M, a layout and M, a message."""
-    found = readme._published(root)
+    found = evidence.published(root / "results")
     for make, first in ((costs.step, "| 1 |"), (costs.two_gpus, "| tp2 |"), (costs.sums, "| 16 |")):
         text = make(found)
         assert any(line.startswith(first) for line in text), make.__name__
@@ -170,7 +170,7 @@ def moved_by(record, transport: str, name: str, started: str, times: float):
 
 
 def test_a_later_record_of_another_transport_stands_beside_the_first(root):
-    found = readme._published(root)
+    found = evidence.published(root / "results")
     (ours,) = [r for r in found if r.path.name == "2xH200-time-symmetric"]
     theirs = moved_by(ours, "nccl", "over-nccl", "2999", 3)
     both = costs.two_gpus([ours, theirs])
@@ -190,7 +190,7 @@ def test_a_later_record_of_another_transport_stands_beside_the_first(root):
 
 
 def test_sums_are_those_of_symmetric_memory(root):
-    found = readme._published(root)
+    found = evidence.published(root / "results")
     wires = [r for r in found if r.experiment == "wire"]
     (ours,) = [r for r in wires if any(row["result"].get("lines") for row in r.rows)]
     assert costs.sums([ours, moved_by(ours, "nccl", "over-nccl", "2999", 3)]) == costs.sums([ours])
