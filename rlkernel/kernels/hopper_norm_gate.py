@@ -24,6 +24,7 @@ from rlkernel.kernels.hopper_norm_gate_kernel import backward_kernel
 from rlkernel.kernels.norm_gate_backward import SEGMENT
 from rlkernel.kernels.ordered_sum import ordered_sum
 
+NARROW = 4096  # up to here norm_gate_backward has all sums of a row in one program as well
 WIDEST = 8192  # columns whose sums and parameters fit into an SM's shared memory
 COLUMNS = 30  # a thread, for which there are registers; above 7680 a few are spilled
 
@@ -34,6 +35,20 @@ def default_plan(width: int) -> Plan:
     while warps < 8 and width > 32 * warps * COLUMNS:
         warps *= 2
     return plan(width, warps)
+
+
+def takes(d_h: Tensor, z: Tensor, bias: Tensor, scales: tuple[Tensor, ...], d_z: Tensor) -> bool:
+    """Is launch the way for these? Wide rows that it can do; the same answer for any slice of the
+    tokens.
+    """
+    width = d_h.shape[-1]
+    if width <= NARROW:
+        return False
+    try:
+        check({"d_h": d_h, "z": z, "bias": bias, "d_z": d_z}, scales, width)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def launch(
@@ -103,6 +118,11 @@ def check(rows: dict[str, Tensor], scales: tuple[Tensor, ...], width: int) -> No
                 "at a multiple of 16 bytes; make it contiguous, or use norm_gate_backward"
             )
     device = rows["z"].device
-    major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else None
-    if major != 9 or torch.version.hip:
+    if not is_hopper(device):
         raise ValueError(f"{device} is no Hopper GPU (sm_90): use norm_gate_backward")
+
+
+def is_hopper(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlkernel.compare import bits
+from rlkernel.kernels import hopper_norm_gate as hopper
 from rlkernel.kernels import norm_gate_backward as backward
 from rlkernel.kernels import norm_gate_forward as forward
 from rlkernel.kernels import reference
@@ -94,7 +95,8 @@ def norm_gate_backward(
 
     sums: a token's gradients over N (bias of U, of G, gamma_x, beta_x, gamma_gate, beta_gate),
     contiguous. A chunked schedule lets each chunk of tokens fill its slice of one such tensor, and
-    calls `parameter_gradients` once: the same bits as in one piece.
+    calls `parameter_gradients` once: the same bits as in one piece. Wide BF16 rows on Hopper go
+    through hopper_norm_gate, all others through norm_gate_backward, which has other bits.
     """
     n, length, width = d_h.shape
     if d_z is None:
@@ -102,7 +104,8 @@ def norm_gate_backward(
     if sums is None:
         sums = stats.new_empty(length, backward.SUMS, width)
     check(z, bias, scales, d_h=d_h, d_z=d_z, stats=stats, sums=sums, kernel=True)
-    backward.launch(d_h, z, bias, scales, stats, d_z, sums)
+    way = hopper if hopper.takes(d_h, z, bias, scales, d_z) else backward
+    way.launch(d_h, z, bias, scales, stats, d_z, sums)
     return d_z, sums
 
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from rlkernel.collectives.comm import Comm
 from rlkernel.compare import bit_report
-from rlkernel.kernels.norm_gate import norm_gate_forward
+from rlkernel.kernels import reference
+from rlkernel.kernels.norm_gate import norm_gate_forward, parameter_gradients
 from rlkernel.overlap import fused_kernel, pipeline
 from rlkernel.overlap.chunks import Messages
 from rlkernel.overlap.fused_kernel import Fused
@@ -165,6 +166,17 @@ class Pass:
             again = work()
             found[name] = bit_report(again, first).mismatches + int(again.isnan().sum())
         return found
+
+    def error(self) -> float:
+        """The backward of two tokens against FP64: the largest relative Frobenius error of d_z and
+        of the gradients of bias, gammas and betas.
+        """
+        two = slice(0, 2)
+        self._backward()
+        given = (self.dh[two].transpose(0, 1), self.z[two].transpose(0, 1), self.b1[two])
+        exact = reference.norm_gate_backward(*(x.double() for x in (*given, *self.norms)), eps=EPS)
+        got = (self.dz[two].transpose(0, 1), *parameter_gradients(self.sums[two], self.dz.dtype))
+        return max(float((x.double() - y).norm() / y.norm()) for x, y in zip(got, exact))
 
     def bytes_of(self, name: str) -> int:
         return MOVED[name] * self.at.hidden * self.at.local * self.at.rows * self.z.element_size()

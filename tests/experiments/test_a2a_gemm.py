@@ -151,6 +151,9 @@ class Played:
     def differ(self, *_):
         return self.differs
 
+    def error(self):
+        return 0.02 if self.differs else 0.004
+
     def variants(self, part=None):
         names = ("none", "fused, flags set") if part else preset_layer.MOVED
         return {name: lambda: None for name in names}
@@ -171,6 +174,7 @@ def test_the_layer_and_the_pass(clocked, monkeypatch, differs):
             for part, call in (("layer", it._layer), ("pass", it._pass))]  # fmt: skip
     whole, between = (row["result"] for row in rows)
     assert whole["passed"] == between["passed"] == (not differs)
+    assert [check[1] for check in between["checks"]] == [not differs] * 2
     floors = [line["floor_us"] for line in whole["lines"]]
     assert [line["pass"] for line in whole["lines"]] == ["forward"] * 2 + ["training"] * 2
     assert floors[2] == pytest.approx(3 * floors[0]) and floors[0] == 6 * 40 * 144 * 288 / 6e8

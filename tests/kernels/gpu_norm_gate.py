@@ -69,18 +69,19 @@ def main() -> None:
         for got, wanted in zip(run(given), first):
             assert bit_report(got, wanted), "two calls differ"
         found = errors(given, *first)
-        assert max(found) <= LIMIT, found
+        other = errors(given, *run(given, norm_gate_backward.launch))
+        # Sums of few rows may cancel: then no way of adding has a small relative error.
+        for own, portable in zip(found, other):
+            assert own <= max(LIMIT, 1.5 * portable), (found, other)
         for low, high in [(0, 1), (1, shape[1])][: shape[1]]:
             part = (d_h[:, low:high], z[:, low:high], bias[low:high], scales)
             got = run((*part, stats[:, :, low:high].contiguous()))
             for x, y in zip(got, (first[0][:, low:high], first[1][low:high])):
                 assert bit_report(x, y), "a slice of the tokens has other bits than the whole"
-        other = run(given, norm_gate_backward.launch)
-        portable = max(errors(given, *other))
         # Negative control: rows of another token's bias, and statistics of another row.
         wrong = (d_h, z, bias.roll(8, -1), scales, stats)
-        assert max(errors(given, *run(wrong))) > LIMIT, "a wrong bias is not noticed"
-        print(f"{shape}: errors {max(found):.1e} (portable {portable:.1e})", flush=True)
+        assert max(errors(given, *run(wrong))) > 5 * LIMIT, "a wrong bias is not noticed"
+        print(f"{shape}: errors {max(found):.1e} (portable {max(other):.1e})", flush=True)
 
 
 if __name__ == "__main__":

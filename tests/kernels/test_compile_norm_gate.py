@@ -9,7 +9,8 @@ import json
 import pytest
 import torch
 
-from rlkernel.kernels.hopper_norm_gate import default_plan, launch
+from rlkernel.kernels import hopper_norm_gate, norm_gate, norm_gate_backward
+from rlkernel.kernels.hopper_norm_gate import default_plan, launch, takes
 from tests.kernels.tritons import run_script, tritons
 
 pytestmark = pytest.mark.timeout(600)  # seconds of work, on cores that others use as well
@@ -72,3 +73,47 @@ def test_what_it_cannot_do_is_refused(width, dtype, offset, error, words):
     with pytest.raises(error, match=words):
         launch(d_h, z, z[0], scales, torch.zeros(4, 3, 2), torch.empty_like(z), sums)
     assert sums.isnan().all()
+
+
+def backward_of(width: int, dtype=torch.bfloat16, offset=0):
+    """Arguments of norm_gate_backward; on the CPU, whatever is said of the device."""
+    d_h = torch.zeros(6 * width + 8, dtype=dtype)[offset : offset + 6 * width].view(3, 2, width)
+    z = torch.zeros(3, 2, 2 * width, dtype=dtype)
+    return d_h, z, z[0], tuple(torch.zeros(4, width, dtype=dtype)), torch.zeros(4, 3, 2)
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    monkeypatch.setattr(hopper_norm_gate, "is_hopper", lambda device: True)
+    monkeypatch.setattr(norm_gate, "check_devices", lambda **tensors: None)
+
+
+@pytest.mark.parametrize(
+    "asked, way",
+    [
+        ({"width": 7680}, "hopper"),
+        ({"width": 4112}, "hopper"),
+        ({"width": 4096}, "portable"),
+        ({"width": 8208}, "portable"),
+        ({"width": 7688}, "portable"),
+        ({"width": 7680, "dtype": torch.float32}, "portable"),
+        ({"width": 7680, "offset": 1}, "portable"),
+    ],
+)
+def test_wide_rows_go_the_way_of_hopper(on_hopper, monkeypatch, asked, way):
+    went = []
+    for name, module in (("hopper", hopper_norm_gate), ("portable", norm_gate_backward)):
+        monkeypatch.setattr(module, "launch", lambda *given, name=name: went.append(name))
+    d_h, z, bias, *more = backward_of(**asked)
+    norm_gate.norm_gate_backward(d_h, z, bias, *more)
+    assert went == [way]
+    part = slice(1, 2)
+    norm_gate.norm_gate_backward(
+        d_h[:, part], z[:, part], bias[part], more[0], more[1][:, :, part].contiguous()
+    )
+    assert went == [way, way], "a slice of the tokens goes another way than the whole"
+
+
+def test_other_devices_do_not_take_it():
+    d_h, z, bias, scales, _ = backward_of(7680)
+    assert not takes(d_h, z, bias, scales, z)

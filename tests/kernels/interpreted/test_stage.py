@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from rlkernel.overlap import ladder, pipeline, stage
+from rlkernel.experiments.a2a_gemm import LIMIT
+from rlkernel.overlap import ladder, pipeline, preset_layer, stage
 from rlkernel.overlap.layout import Layout
 
 AT = Layout(batch=1, tokens=3, dim=16, hidden=24, ranks=1)
@@ -53,3 +54,11 @@ def test_a_part_of_the_sums_that_is_not_filled_would_show():
         stage.norm_gate.norm_gate_backward = real
     same = [torch.equal(a, b) for a, b in zip(cut, whole)]
     assert same == [True, True, True, False, True, True, False, False, False, False]
+
+
+def test_the_pass_is_held_against_fp64():
+    at = Layout(batch=5, tokens=3, dim=16, hidden=24, ranks=1)
+    bench = preset_layer.Pass(at, torch.device("cpu"), 3)
+    assert 0 < bench.error() <= LIMIT
+    bench.stats[0] += 0.1
+    assert bench.error() > LIMIT, "a wrong mean is not noticed"
