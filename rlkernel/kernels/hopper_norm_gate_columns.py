@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from rlkernel.kernels.hopper_norm_gate_words import put_pairs, store_pairs
+from rlkernel.kernels.hopper_norm_gate_words import put, put_pairs, store_pairs
 
-# What lies where in shared memory, PADDED columns each: four sums, and parameters of U and G.
-BIAS_G, GAMMA_U, GAMMA_G, BETA_G = (gl.constexpr(k) for k in range(4))
-BIAS, GAMMA, BETA = (gl.constexpr(k) for k in range(4, 7))
+# What lies where in shared memory, PADDED columns each: three sums in FP32, parameters of U and G,
+# and behind these six a row of U, of G and of the gradient of h.
+BIAS_G, GAMMA_U, GAMMA_G = (gl.constexpr(k) for k in range(3))
+BIAS, GAMMA, BETA = (gl.constexpr(k) for k in range(3, 6))
+ROW_U, ROW_G, ROW_DH = (gl.constexpr(24 + 2 * k) for k in range(3))  # bytes a column ahead of it
+
+WARPS = 8
+MOST = 4  # words of a piece, which are computed side by side
+EXCHANGE, RING = 256, 128  # bytes of what warps leave for each other, and of rows' statistics
 
 
 @dataclass(frozen=True)
 class Plan:
     """Whose columns are whose. Piece i: WORDS[i] words (two columns each) a thread, neighbours,
     from column FIRST[i] of PADDED on. BYTES: shared memory, from LEFT on what warps leave for each
-    other.
+    other, from RING on the statistics of rows to come.
     """
 
     H: int
@@ -31,21 +37,20 @@ class Plan:
     FIRST: tuple[int, ...]
     PADDED: int
     LEFT: int
+    RING: int
     BYTES: int
 
 
-def plan(width: int, warps: int, most: int = 4) -> Plan:
-    """As few columns beyond the width as may be, and 16 bytes an access where possible; most: words
-    of a piece, which are computed side by side.
-    """
-    threads = 32 * warps
+def plan(width: int) -> Plan:
+    """As few columns beyond the width as may be, and 16 bytes an access where possible."""
+    threads = 32 * WARPS
     words = -(-width // (2 * threads))
-    pieces = [most] * (words // most) + [n for n in (2, 1) if words % most & n]
+    pieces = [MOST] * (words // MOST) + [n for n in (2, 1) if words % MOST & n]
     first = [2 * threads * sum(pieces[:i]) for i in range(len(pieces))]
     padded = 2 * threads * words
-    left = 7 * 4 * padded
-    size = left + max(32 * warps, 128)
-    return Plan(width, warps, tuple(pieces), tuple(first), padded, left, size)
+    left = 30 * padded
+    ring = left + EXCHANGE
+    return Plan(width, WARPS, tuple(pieces), tuple(first), padded, left, ring, ring + RING)
 
 
 @gluon.constexpr_function
@@ -94,14 +99,6 @@ def store(pointer, x, PIECE: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def load_all(pointer, P: gl.constexpr):
-    pieces = ()
-    for i in gl.static_range(len(P.WORDS)):
-        pieces += (load(pointer, i, P),)
-    return pieces
-
-
-@gluon.jit
 def place_of(base, WHAT: gl.constexpr, PIECE: gl.constexpr, P: gl.constexpr):
     """Addresses of a sum or of two parameters of a piece: 16 bytes a thread for two words (four
     columns), then all threads' next two; 8 bytes for a single word.
@@ -128,7 +125,7 @@ def to_words(x, PIECE: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def nothing(P: gl.constexpr):
-    """Sums of nought in registers."""
+    """Sums of nought in registers, two for both columns of each word."""
     pieces = ()
     for i in gl.static_range(len(P.WORDS)):
         zero = (columns(i, P) * 0).to(gl.float32)
@@ -145,11 +142,14 @@ def prepare(of_u, of_g, base, WHAT: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def clear(base, P: gl.constexpr):
-    """Sums of nought in shared memory."""
+    """Sums and rows of nought in shared memory: what no row fills, beyond H, stays so."""
     for i in gl.static_range(len(P.WORDS)):
-        for k in gl.static_range(4):
+        for k in gl.static_range(3):
             at = place_of(base, k, i, P)
             put_pairs(at, at * 0, at * 0)
+    t = gl.arange(0, 32 * P.WARPS, layout=lanes_layout(P.WARPS))
+    for i in gl.static_range(6 * P.PADDED // (128 * P.WARPS)):
+        put(base + (ROW_U * P.PADDED + i * 128 * P.WARPS) + t * 4, (t * 0).to(gl.float32))
 
 
 @gluon.jit

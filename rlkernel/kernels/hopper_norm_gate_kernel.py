@@ -1,15 +1,16 @@
 """One program, one segment of rows of a token: d_z, and six FP32 sums a column.
 
 What a thread computes it also owns: its columns of every row, of the sums and of the parameters. So
-sums need no atomics and no barriers. Two of the six stay in registers, four lie in shared memory,
-beside the parameters, 128 bits an access. They are reached by PTX, because the compiler would put
-a barrier between the load and the store of a sum; the one buffer below is all of the program's
-shared memory (the tests hold the size to that), so it begins where `global_smem` does.
+sums need no atomics and no barriers. Three of the six stay in registers, three lie in shared
+memory, beside the parameters and the next row, 128 bits an access. They are reached by PTX, because
+the compiler would put a barrier between the load and the store of a sum; the one buffer below is
+all of the program's shared memory (the tests hold the size to that), so it begins where
+`global_smem` does.
 
 Between the two halves of a row stand its four sums (level and slope of U and of G): five shuffles,
 one exchange among the warps and one barrier. Across it, two columns are kept as four words: U + b_u
 and G + b_g rounded as in the forward, gamma_x dv and gamma_gate da rounded here alone. The next
-row's words are on their way meanwhile, from L2, where they are called to a row earlier.
+row comes meanwhile (hopper_norm_gate_rows), from L2, where it is called to a row earlier.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from triton.experimental.gluon import language as gl
 
 from rlkernel.kernels.hopper_norm_gate_columns import (
     BETA,
-    BETA_G,
     BIAS,
     BIAS_G,
     GAMMA,
@@ -28,8 +28,6 @@ from rlkernel.kernels.hopper_norm_gate_columns import (
     clear,
     lanes_layout,
     leave,
-    load,
-    load_all,
     nothing,
     place_of,
     prepare,
@@ -38,11 +36,19 @@ from rlkernel.kernels.hopper_norm_gate_columns import (
     to_words,
     words,
 )
+from rlkernel.kernels.hopper_norm_gate_rows import (
+    all_come,
+    call,
+    call_statistics,
+    come,
+    statistics,
+)
 from rlkernel.kernels.hopper_norm_gate_words import (
     across,
     add_products_to,
     add_to,
     added,
+    cut,
     get,
     get_pairs,
     high,
@@ -99,66 +105,50 @@ def row_sums(a, b, c, d, left, P: gl.constexpr):
     # Eight lanes store one number.
     put(left + t // 8 * 4, x)
     meet()
-    x = gl.zeros([32 * P.WARPS], gl.float32, LAYOUT)
-    for i in gl.static_range((P.WARPS + 7) // 8):
-        at = left + (t % 32 % (4 * P.WARPS)) * 4 + 128 * i
-        x += get(at)
+    x = get(left + t % 32 * 4)
     for i in gl.static_range(3):
-        if (4 << i) < 4 * P.WARPS:
-            x += across(x, 4 << i)
+        x += across(x, 4 << i)
     return of_lane(x, 0), of_lane(x, 1), of_lane(x, 2), of_lane(x, 3)
 
 
 @gluon.jit
-def statistics(stats, rows):
-    """mean and rstd of U and of G of a row."""
-    u, g = stats, stats + 2 * rows
-    return gl.load(u), gl.load(u + rows), gl.load(g), gl.load(g + rows)
-
-
-@gluon.jit
-def fetch(z, d_h, P: gl.constexpr):
-    """U, G and the gradient of h of a row, as words."""
-    return load_all(z, P), load_all(z + P.H // 2, P), load_all(d_h, P)
-
-
-@gluon.jit
-def first_half(row, next_z, next_d_h, stats, betas, base, left, P: gl.constexpr):
-    """-> what is kept of a row, its four sums, the next row, and beta_x's sums with it; those of
-    gamma and of beta_gate are in shared memory.
+def first_half(row, next_z, next_d_h, stats, betas, base, left, length, P: gl.constexpr):
+    """-> what is kept of a row, its four sums, and the sums of both betas with it; those of gamma
+    are in shared memory. row: its first piece; the next row is called for.
     """
-    us, gs, dhs = row
     mean_u, rstd_u, mean_g, rstd_g = stats
     factors = (rstd_u, -mean_u * rstd_u, rstd_g, -mean_g * rstd_g)
-    kept = ()
-    next_us, next_gs, next_dhs, next_betas = (), (), (), ()
+    kept, next_betas_x, next_betas_gate = (), (), ()
     LAYOUT: gl.constexpr = lanes_layout(P.WARPS)
     level_u = gl.zeros([32 * P.WARPS], gl.float32, LAYOUT)
     slope_u, level_g, slope_g = level_u, level_u, level_u
+    us, gs, dhs = row
     for i in gl.static_range(len(P.WORDS)):
         bias_u, bias_g = get_pairs(place_of(base, BIAS, i, P))
-        u, g = plus(us[i], bias_u), plus(gs[i], bias_g)
+        u, g = plus(us, bias_u), plus(gs, bias_g)
         gamma_u, gamma_g = get_pairs(place_of(base, GAMMA, i, P))
         beta_u, beta_g = get_pairs(place_of(base, BETA, i, P))
         of_u, of_g = (low(gamma_u), low(beta_u)), (low(gamma_g), low(beta_g))
-        dv, da, nu, ng, su, sg = one_way(low(u), low(g), low(dhs[i]), of_u, of_g, factors)
+        dv, da, nu, ng, su, sg = one_way(low(u), low(g), low(dhs), of_u, of_g, factors)
         of_u, of_g = (high(gamma_u), high(beta_u)), (high(gamma_g), high(beta_g))
-        dv2, da2, nu2, ng2, su2, sg2 = one_way(high(u), high(g), high(dhs[i]), of_u, of_g, factors)
+        dv2, da2, nu2, ng2, su2, sg2 = one_way(high(u), high(g), high(dhs), of_u, of_g, factors)
         kept += ((u, g, packed(su, su2), packed(sg, sg2)),)
-        next_us += (load(next_z, i, P),)
-        next_gs += (load(next_z + P.H // 2, i, P),)
-        next_dhs += (load(next_d_h, i, P),)
+        call(next_z, next_d_h, base, i, P)
+        if i + 1 < len(P.WORDS):
+            us, gs, dhs = come(base, i + 1, P)
         level_u += to_lanes(gl.sum(su + su2, 1), P)
         slope_u += to_lanes(gl.sum(gl.fma(su, nu, su2 * nu2), 1), P)
         level_g += to_lanes(gl.sum(sg + sg2, 1), P)
         slope_g += to_lanes(gl.sum(gl.fma(sg, ng, sg2 * ng2), 1), P)
-        x, y = betas[i]
-        next_betas += ((added(x, dv), added(y, dv2)),)
-        add_to(place_of(base, BETA_G, i, P), da, da2)
+        x, y = betas[0][i]
+        next_betas_x += ((added(x, dv), added(y, dv2)),)
+        x, y = betas[1][i]
+        next_betas_gate += ((added(x, da), added(y, da2)),)
         add_products_to(place_of(base, GAMMA_U, i, P), dv, dv2, nu, nu2)
         add_products_to(place_of(base, GAMMA_G, i, P), da, da2, ng, ng2)
-    next_row = (next_us, next_gs, next_dhs)
-    return kept, row_sums(level_u, slope_u, level_g, slope_g, left, P), next_row, next_betas
+        cut(length, i)
+    sums = row_sums(level_u, slope_u, level_g, slope_g, left, P)
+    return kept, sums, (next_betas_x, next_betas_gate)
 
 
 @gluon.jit
@@ -175,7 +165,7 @@ def line(level, slope, mean, rstd, H: gl.constexpr):
 
 
 @gluon.jit
-def second_half(kept, sums, stats, biases, d_z, base, P: gl.constexpr):
+def second_half(kept, sums, stats, biases, d_z, base, length, P: gl.constexpr):
     """d_z of a row, and the sums of the bias' gradient with it, before d_z is rounded."""
     level_u, slope_u, level_g, slope_g = sums
     mean_u, rstd_u, mean_g, rstd_g = stats
@@ -195,6 +185,8 @@ def second_half(kept, sums, stats, biases, d_z, base, P: gl.constexpr):
         y = input_gradient(high_again(g), high_again(sg), rstd_g, tilt, lift)
         store(d_z + P.H // 2, packed(x, y), i, P)
         add_to(place_of(base, BIAS_G, i, P), x, y)
+        if i % 2 == 1:
+            cut(length, len(P.WORDS) + i)
     return next_biases
 
 
@@ -203,10 +195,11 @@ def finish(parts, biases, betas, base, P: gl.constexpr):
     """The sums to a scratch, six times H."""
     for i in gl.static_range(len(P.WORDS)):
         leave(parts, biases[i][0], biases[i][1], 0, i, P)
-        leave(parts, betas[i][0], betas[i][1], 3, i, P)
-        for k in gl.static_range(4):
+        leave(parts, betas[0][i][0], betas[0][i][1], 3, i, P)
+        leave(parts, betas[1][i][0], betas[1][i][1], 5, i, P)
+        for k in gl.static_range(3):
             x, y = get_pairs(place_of(base, k, i, P))
-            leave(parts, x, y, (1, 2, 4, 5)[k], i, P)
+            leave(parts, x, y, (1, 2, 4)[k], i, P)
 
 
 NUMBERS = "n_size l_size d_h_n d_h_l z_n z_l bias_l d_z_n d_z_l".split()
@@ -243,20 +236,30 @@ def backward_kernel(
     prepare(words(gamma_x), words(gamma_gate), base, GAMMA, P)
     prepare(words(beta_x), words(beta_gate), base, BETA, P)
     clear(base, P)
-    row, numbers = fetch(z, d_h, P), statistics(stats, rows)
-    biases, betas = nothing(P), nothing(P)
+    block_barrier()
+    for i in gl.static_range(len(P.WORDS)):
+        call(z, d_h, base, i, P)
+    call_statistics(stats, rows, base, first, first < last, P)
+    stats += gl.where(first + 1 < last, l_size, 0)
+    call_statistics(stats, rows, base, first + 1, first + 1 < last, P)
+    all_come()
+    meet()
+    row, numbers = come(base, 0, P), statistics(base, first, P)
+    biases, betas = nothing(P), (nothing(P), nothing(P))
     for n in range(first, last):
         # The last row is followed by itself.
         z += gl.where(n + 1 < last, z_n, 0) * 4
         d_h += gl.where(n + 1 < last, d_h_n, 0) * 4
-        stats += gl.where(n + 1 < last, l_size, 0)
+        stats += gl.where(n + 2 < last, l_size, 0)
         prefetch(z + z_n * 4, 4 * P.H, n + 2 < last)
         prefetch(d_h + d_h_n * 4, 2 * P.H, n + 2 < last)
-        next_numbers = statistics(stats, rows)
-        kept, sums, next_row, betas = first_half(row, z, d_h, numbers, betas, base, left, P)
-        biases = second_half(kept, sums, numbers, biases, d_z, base, P)
+        call_statistics(stats, rows, base, n + 2, n + 2 < last, P)
+        kept, sums, betas = first_half(row, z, d_h, numbers, betas, base, left, l_size, P)
+        next_numbers = statistics(base, n + 1, P)
+        biases = second_half(kept, sums, numbers, biases, d_z, base, l_size, P)
+        row, numbers = come(base, 0, P), next_numbers
         d_z += d_z_n * 4
         left = 2 * (base + P.LEFT) + 16 * P.WARPS - left
-        row, numbers = next_row, next_numbers
+    all_come()
     finish(parts, biases, betas, base, P)
     memory._keep_alive()  # so that nothing of the compiler comes to lie in it

@@ -24,7 +24,7 @@ def _update(n: int, factors: bool) -> str:
 
 
 @gluon.constexpr_function
-def _operands(n: int, kinds: str) -> str:
+def operands(n: int, kinds: str) -> str:
     """Constraints of one output and of each of `kinds`, n times."""
     return ",".join(n * ["=r"] + [kind for kind in kinds for _ in range(n)])
 
@@ -50,7 +50,7 @@ def add_to(at, x, y):
     """
     N: gl.constexpr = _at_most(x.shape[1], 2)
     TEXT: gl.constexpr = _update(N, False)
-    KINDS: gl.constexpr = _operands(N, "rff")
+    KINDS: gl.constexpr = operands(N, "rff")
     gl.inline_asm_elementwise(TEXT, KINDS, [at, x, y], gl.int32, False, N)
 
 
@@ -59,7 +59,7 @@ def add_products_to(at, x, y, of_x, of_y):
     """The same += x * of_x and y * of_y."""
     N: gl.constexpr = _at_most(x.shape[1], 2)
     TEXT: gl.constexpr = _update(N, True)
-    KINDS: gl.constexpr = _operands(N, "rffff")
+    KINDS: gl.constexpr = operands(N, "rffff")
     gl.inline_asm_elementwise(TEXT, KINDS, [at, x, y, of_x, of_y], gl.int32, False, N)
 
 
@@ -97,7 +97,7 @@ def get_pairs(at):
 def put_pairs(at, x, y):
     N: gl.constexpr = _at_most(at.shape[1], 2)
     TEXT: gl.constexpr = _pairs(N, False)
-    KINDS: gl.constexpr = _operands(N, "rrr")
+    KINDS: gl.constexpr = operands(N, "rrr")
     gl.inline_asm_elementwise(TEXT, KINDS, [at, x, y], gl.int32, False, N)
 
 
@@ -115,7 +115,7 @@ def store_pairs(at, x, y, there):
     """x and y in turn from these addresses of global memory on, where they are there."""
     N: gl.constexpr = _at_most(at.shape[1], 2)
     TEXT: gl.constexpr = _stored(N)
-    KINDS: gl.constexpr = _operands(N, "lrrr")
+    KINDS: gl.constexpr = operands(N, "lrrr")
     gl.inline_asm_elementwise(TEXT, KINDS, [at, x, y, there], gl.int32, False, N)
 
 
@@ -190,6 +190,28 @@ def packed(x, y):
     return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x, y], gl.int32, True, 1
     )
+
+
+# -- the order of instructions ---------------------------------------------------------------------
+
+
+@gluon.constexpr_function
+def _cut(k: int) -> str:
+    # The labels are this text's own; a trap, so that the branch is not turned into a select.
+    return (
+        f"{{.reg .pred p; setp.eq.s32 p, $1, {-1 - k}; @p bra COLD; bra.uni DONE; "
+        "COLD: trap; DONE: mov.b32 $0, 0;}"
+    )
+
+
+@gluon.jit
+def cut(length, K: gl.constexpr):
+    """A branch that is never taken, as a length is not negative: ptxas moves no arithmetic across.
+    Else it puts off the sums that stay in registers to the end of a row, and keeps their addends
+    alive till then. K: another number each time, since equal branches are made one.
+    """
+    TEXT: gl.constexpr = _cut(K)
+    gl.inline_asm_elementwise(TEXT, "=r,r", [length], gl.int32, False, 1)
 
 
 # -- across a warp, and functions ------------------------------------------------------------------

@@ -3,7 +3,8 @@
     python tests/kernels/compile_norm_gate.py
 
 One object a width: disassembly.describe, and of the loop over rows its instructions a warp and
-column, spills, barriers, and shared memory accesses, all of them and those of 16 bytes.
+column, spills, barriers, shared memory accesses, all of them and those of 16 bytes, asynchronous
+copies, loads from far away, and additions among the last hundred.
 """
 
 from __future__ import annotations
@@ -19,39 +20,41 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from rlkernel.kernels.hopper_norm_gate import default_plan
-from rlkernel.kernels.hopper_norm_gate_columns import Plan
+from rlkernel.kernels.hopper_norm_gate_columns import Plan, plan
 from rlkernel.kernels.hopper_norm_gate_kernel import NUMBERS, backward_kernel
 from tests.kernels.disassembly import describe, longest_loop
 
-WIDTHS = (256, 272, 1280, 7680, 8192)
+WIDTHS = (4112, 6144, 7680)
 SCALES = ("gamma_x", "beta_x", "gamma_gate", "beta_gate")
 POINTERS = {**dict.fromkeys(("d_h", "z", "bias", *SCALES), "*bf16"), "stats": "*fp32"}
 POINTERS |= {"d_z": "*bf16", "parts": "*fp32"}
 
 
-def compiled(plan: Plan):
+def compiled(config: Plan):
     signature = POINTERS | dict.fromkeys(NUMBERS, "i32") | {"SEGMENT": "constexpr"}
     signature |= {"P": "constexpr"}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(POINTERS))}
-    source = GluonASTSource(backward_kernel, signature, {"SEGMENT": 128, "P": plan}, aligned)
-    options = {"num_warps": plan.WARPS}
+    source = GluonASTSource(backward_kernel, signature, {"SEGMENT": 128, "P": config}, aligned)
+    options = {"num_warps": config.WARPS}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def report(width: int) -> dict[str, object]:
-    plan = default_plan(width)
-    kernel = compiled(plan)
+    config = plan(width)
+    kernel = compiled(config)
     loop = longest_loop(kernel)
     text = "\n".join(loop)
     return {
         **describe(kernel),
-        "wanted": plan.BYTES,
-        "each": len(loop) * 32 * plan.WARPS / width,
+        "wanted": config.BYTES,
+        "each": len(loop) * 32 * config.WARPS / width,
         "loop spills": len(re.findall(r"\b(?:LDL|STL)\b", text)),
         "wide": len(re.findall(r"\b(?:LDS|STS)\.128\b", text)),
         "accesses": len(re.findall(r"\b(?:LDS|STS)\b", text)),
         "barriers": text.count("BAR.SYNC"),
+        "copies": len(re.findall(r"\bLDGSTS\b", text)),
+        "loads": len(re.findall(r"\bLDG\b", text)),
+        "adds at the end": sum("FADD" in line for line in loop[-100:]),
     }
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rlkernel.kernels import hopper_norm_gate, norm_gate, norm_gate_backward
-from rlkernel.kernels.hopper_norm_gate import default_plan, launch, takes
+from rlkernel.kernels.hopper_norm_gate import NARROW, WIDEST, launch, takes
+from rlkernel.kernels.hopper_norm_gate_columns import plan
 from tests.kernels.tritons import run_script, tritons
 
 pytestmark = pytest.mark.timeout(600)  # seconds of work, on cores that others use as well
@@ -24,45 +25,59 @@ def kernels(request):
     return json.loads(run_script(request.param, COMPILES))
 
 
-@pytest.mark.parametrize("width", ["256", "272", "1280", "7680"])
+WIDTHS = ["4112", "6144", "7680"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_spilled(kernels, width):
     assert kernels[width]["spills"] == 0 and kernels[width]["stack"] == 0
 
 
-def test_the_widest_rows_spill_a_few_instructions(kernels):
-    assert kernels["8192"]["loop spills"] <= 20
-
-
-@pytest.mark.parametrize("width", ["256", "272", "1280", "7680", "8192"])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_shared_memory_is_the_kernels_own_buffer(kernels, width):
     """What else the compiler kept there would move it from where PTX looks for it."""
     assert kernels[width]["shared"] == kernels[width]["wanted"] <= SHARED_MEMORY
 
 
-@pytest.mark.parametrize("width", ["1280", "7680", "8192"])
+@pytest.mark.parametrize("width", ["6144", "7680"])
 def test_a_row_costs_what_a_copy_leaves(kernels, width):
-    assert kernels[width]["each"] <= AFFORDABLE
-    assert kernels[width]["barriers"] == 1
-    assert kernels[width]["wide"] >= 0.8 * kernels[width]["accesses"]
+    one = kernels[width]
+    assert one["each"] <= AFFORDABLE
+    assert one["barriers"] == 1
+    assert one["wide"] >= 0.65 * one["accesses"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_row_comes_by_copies_alone(kernels, width):
+    """Three a piece, and one of statistics; nothing is loaded into registers from far away."""
+    one = kernels[width]
+    assert one["copies"] == 3 * len(plan(int(width)).WORDS) + 1 and one["loads"] == 0
+
+
+def test_sums_in_registers_are_added_in_their_turn(kernels):
+    """Not all at the end of a row, which would keep their addends alive: hence the cuts."""
+    assert kernels["7680"]["adds at the end"] <= 20
 
 
 def test_every_width_has_a_plan():
-    for width in range(16, 8193, 16):
-        plan = default_plan(width)
-        assert plan.BYTES <= SHARED_MEMORY and plan.BYTES % 128 == 0
-        assert width <= plan.PADDED < width + 64 * plan.WARPS
-        ends = [first + 64 * plan.WARPS * words for first, words in zip(plan.FIRST, plan.WORDS)]
-        assert (0, *ends) == (*plan.FIRST, plan.PADDED)
+    for width in range(NARROW + 16, WIDEST + 1, 16):
+        made = plan(width)
+        assert made.BYTES <= SHARED_MEMORY and made.BYTES % 128 == 0
+        assert width <= made.PADDED < width + 64 * made.WARPS
+        ends = [first + 64 * made.WARPS * words for first, words in zip(made.FIRST, made.WORDS)]
+        assert (0, *ends) == (*made.FIRST, made.PADDED)
+        assert made.LEFT + 2 * 16 * made.WARPS <= made.RING == made.BYTES - 128
 
 
 @pytest.mark.parametrize(
     "width, dtype, offset, error, words",
     [
-        (24, torch.bfloat16, 0, ValueError, "multiple of 16 up to 8192"),
-        (8208, torch.bfloat16, 0, ValueError, "multiple of 16 up to 8192"),
-        (32, torch.float16, 0, TypeError, "expected bfloat16"),
-        (32, torch.bfloat16, 1, ValueError, "multiple of 16 bytes"),
-        (32, torch.bfloat16, 0, ValueError, "no Hopper GPU"),
+        (4104, torch.bfloat16, 0, ValueError, "multiple of 16 above 4096, up to 7680"),
+        (4096, torch.bfloat16, 0, ValueError, "multiple of 16 above 4096, up to 7680"),
+        (7696, torch.bfloat16, 0, ValueError, "multiple of 16 above 4096, up to 7680"),
+        (4112, torch.float16, 0, TypeError, "expected bfloat16"),
+        (4112, torch.bfloat16, 1, ValueError, "multiple of 16 bytes"),
+        (4112, torch.bfloat16, 0, ValueError, "no Hopper GPU"),
     ],
 )
 def test_what_it_cannot_do_is_refused(width, dtype, offset, error, words):
@@ -94,8 +109,8 @@ def on_hopper(monkeypatch):
         ({"width": 7680}, "hopper"),
         ({"width": 4112}, "hopper"),
         ({"width": 4096}, "portable"),
-        ({"width": 8208}, "portable"),
-        ({"width": 7688}, "portable"),
+        ({"width": 7696}, "portable"),
+        ({"width": 7672}, "portable"),
         ({"width": 7680, "dtype": torch.float32}, "portable"),
         ({"width": 7680, "offset": 1}, "portable"),
     ],
