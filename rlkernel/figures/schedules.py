@@ -195,6 +195,18 @@ def _rank(line: Line) -> int:
     return ORDER.index(line.schedule) if line.schedule in ORDER else len(ORDER)
 
 
+def reached(line: Line, way: str) -> str:
+    """hidden / min(1, T comp / T comm) between nodes, by "time" or "trace", or why it is no
+    measurement; "-" on one node.
+    """
+    told = line.timed.get("reached", {}).get(way)
+    if told is None:
+        return "-"
+    if told["why"]:
+        return f"NOT MEASURED: {told['why']}"
+    return f"{signed(told['mean'])} ± {told['ci95']:.2f}"
+
+
 def title(line: Line, among: list[Line], counted: bool = True) -> str:
     """A schedule's name with whatever else differs among the lines."""
     parts = [line.schedule]

@@ -12,7 +12,7 @@ from html import escape
 from importlib import import_module
 
 from rlkernel.figures import Plot, schedules, style
-from rlkernel.figures.schedules import Line, signed
+from rlkernel.figures.schedules import Line
 from rlkernel.pages import bars, evidence, raw, required, show
 from rlkernel.records import Record
 
@@ -137,7 +137,7 @@ class Chapters:
                     name(record), required.stands(record), f"{_workload(line)}, {_state(line)}",
                     f"{line.us('wire'):,.1f}", f"{comm:,.1f}", f"{comp / comm:.2f}", line.variant,
                     gain, schedules.estimated(line),
-                    *(_reached(line, way) for way in ("time", "trace")),
+                    *(schedules.reached(line, way) for way in ("time", "trace")),
                 ])  # fmt: skip
         return self.table(header, body) + self.boxes(required.NODES)
 
@@ -290,18 +290,6 @@ def _differ(*told: dict | None) -> str:
     if not there:
         return "-"
     return f"{sum(t['mismatches'] for t in there):,} / {sum(t['elements'] for t in there):,}"
-
-
-def _reached(line: Line, way: str) -> str:
-    """hidden / min(1, T comp / T comm) between nodes, or why it is no measurement."""
-    told = line.timed.get("reached", {}).get(way)
-    if told is None:
-        return "-"
-    return f"NOT MEASURED: {told['why']}" if told["why"] else _within(told)
-
-
-def _within(told: dict) -> str:
-    return f"{signed(told['mean'])} ± {told['ci95']:.2f}"
 
 
 def _gain(line: Line) -> str:

@@ -66,6 +66,8 @@ class Story:
         """The first lines of `covered` or `not_covered` of its records, and how many there are."""
         used = {r.path: r for fact in self.facts for r in fact.found}.values()
         lines = dict.fromkeys(line for r in used for line in r.run.get(key, ()))
+        for gap, _ in self.gaps:  # which stands there with its command
+            lines.pop(gap, None)
         return list(lines)[:SHORT], len(lines)
 
 
@@ -160,7 +162,7 @@ def hidden() -> Story:
     for need in (required.EMULATED, required.REAL_NODES):
         for line, record in _kernels(story, need, found):
             where = f"{required.stands(record)}, {line.where}"
-            story.facts.append(Fact(f"{_overlap(line)} ({where}).", (record,)))
+            story.facts.append(Fact(f"{_overlap(line)} ({where}).{_reached(line)}", (record,)))
     for record in _by_device(found, lambda r: "lines" in r.rows[0]["result"]):
         ways = {line.direction for line in schedules.lines(record.rows)}
         ranks = sorted({row["case"]["grid"]["dp"] for row in record.rows})
@@ -190,15 +192,22 @@ def _ratios(record: Record, what: str, words: str) -> str:
 
 
 def _overlap(line: Line) -> str:
-    exposed = line.timed.get("exposed")
+    exposed, share = line.timed.get("exposed"), line.estimate["median"]
     told = f", {exposed:.2f} of it exposed" if exposed is not None else ""
-    hides = signed(line.estimate["median"])
-    hides += f" ({schedules.noise(line)})" if line.noisy else ""
+    hides = signed(share) + (f" ({schedules.noise(line)})" if line.noisy else "")
+    if share > 1:  # no share any more
+        told += " (more than all: its products are faster, too)"
     return (
         f"The plugin's kernel ({line.path.partition(':')[0]}) hides {hides} of the communication"
         f"{told}: {line.direction} {line.speedup['median']:.3f} times as fast as the sequential "
         f"call, of at most {line.ceiling:.3f}"
     )
+
+
+def _reached(line: Line) -> str:
+    """How near it came to what communication and compute allow, where that was asked."""
+    ways = [f"{schedules.reached(line, way)} by {way}" for way in line.timed.get("reached", ())]
+    return f" Of what it could hide there: {', '.join(ways)}." if ways else ""
 
 
 def _how_much(line: Line) -> tuple[str, bool | None]:
@@ -264,14 +273,20 @@ def _catalogue(record: Record) -> bool:
 
 
 def _kernels(story: Story, need: required.Need, found: list[Record]) -> list[tuple[Line, Record]]:
-    """The plugin's line at its best chunk count, hot where that was measured, of the newest record
-    that answers; [] where none does, which the story then says.
+    """The plugin's line of each direction at its best chunk count, hot where that was measured, of
+    the newest record that answers, first of those that say what was reached of what could be; []
+    where none does, which the story then says.
     """
-    for record in _fresh_first(need.answers(found)):
-        best = schedules.best([line for line in schedules.lines(record.rows) if line.speedup])
-        for line in best:
-            if line.schedule == "kernel":
-                return [(line, record)]
+    every = [
+        (line, record)
+        for record in _fresh_first(need.answers(found))
+        for line in schedules.best([x for x in schedules.lines(record.rows) if x.speedup])
+        if line.schedule == "kernel"
+    ]
+    every.sort(key=lambda one: "NOT MEASURED" in _reached(one[0]))
+    chosen = {line.direction: (line, record) for line, record in reversed(every)}
+    if chosen:
+        return [chosen[way] for way in sorted(chosen)]
     if need is required.REAL_NODES:
         story.gaps.append((required.PARTIAL, need.command))
     else:

@@ -129,11 +129,32 @@ def test_noise_is_no_verdict(results):
 def test_emulated_nodes_are_called_that_and_decide_nothing(results):
     row = exchange(gains={"kernel/4": 1.2}, timed=("hot",))
     row["result"]["topology"] = {"kind": "emulated nodes on one host (NCCL_HOSTID)"}
-    made(results, "a2a-ffn", "gpu", [row], device="cuda", environment=GPUS)
+    limits = [required.PARTIAL, "other fabrics"]
+    made(results, "a2a-ffn", "gpu", [row], device="cuda", environment=GPUS, not_covered=limits)
     story = stories.hidden()
     assert (story.word, story.good) == ("not measured", None)
     assert "(emulated nodes on one host (NCCL_HOSTID), P = 2 bf16" in story.facts[1].text
     assert (required.PARTIAL, required.REAL_NODES.command) in story.gaps
+    assert story.coverage("not_covered") == (["other fabrics"], 1), "what is a gap is said once"
+
+
+def test_of_emulated_nodes_each_direction_speaks_and_what_was_reached_goes_first(results):
+    def between(name, backward, why, started):
+        row = exchange(gains={"kernel/4": 1.2}, timed=("documented",), backward=backward)
+        row["result"]["topology"] = {"kind": "emulated nodes on one host (NCCL_HOSTID)"}
+        told = {"mean": 0.91, "ci95": 0.02, "why": why}
+        line = row["result"]["times"]["documented"]["schedules"]["kernel/4"]
+        line["reached"] = {"time": told, "trace": told}
+        made(results, "a2a-ffn", name, [row], device="cuda", environment=GPUS, started=started)
+
+    between("answers", False, "", "2026-01-01T")
+    between("newer", False, "T_comp / T_comm is 0.10, not from 0.5 to 2.0", "2026-03-01T")
+    between("step", True, "", "2026-02-01T")
+    _, *facts = stories.hidden().facts
+    told = [(f.found[0].path.name, f.text.partition(" Of what it could hide there: ")[2])
+            for f in facts if "emulated" in f.text]  # fmt: skip
+    assert told == [(name, "+0.91 ± 0.02 by time, +0.91 ± 0.02 by trace.")
+                    for name in ("answers", "step")]  # fmt: skip
 
 
 def test_a_cpu_says_nothing_about_gpus(results):
