@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
 import types
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from rlkernel import records
-from rlkernel.experiments.case import UsageError
+from rlkernel import experiments, records
+from rlkernel.__main__ import experiment_parser
+from rlkernel.experiments.case import UsageError, bare_flags, parse_params
 from rlkernel.run import plan, worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,3 +103,47 @@ def test_the_door_to_the_public_check_is_short():
     text = (ROOT / "env" / "public_check.py").read_text()
     lines = [line for line in text.splitlines() if line and not line.startswith(('"""', "import"))]
     assert len(lines) <= 5 and '"public"' in text
+
+
+# ---- more GPUs than here -------------------------------------------------------------------------
+
+
+def shown(gpus: str, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", str(ROOT / "env" / "run_many_gpus.sh"), gpus],
+        env=os.environ | {"SHOW": "1"} | env, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("gpus, most", [("4", "tp2_cp2_sp"), ("8", "tp4_cp2_sp")])
+def test_every_command_for_many_gpus_is_one_that_can_be_typed(gpus, most, device):
+    done = shown(gpus, DEVICE=device)
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = []
+    for line in done.stdout.splitlines():
+        assert line.startswith("+ python -m rlkernel ")
+        name, *words = shlex.split(line)[4:]
+        module = experiments.load(name)
+        options = experiment_parser(name, module).parse_args(bare_flags(module.Params, words))
+        given = {field.name: getattr(options, field.name) for field in fields(module.Params)}
+        given = {name: value for name, value in given.items() if value is not None}
+        asked.append((name, parse_params(module.Params, given)))
+    assert {name for name, _ in asked} >= {"det-ffn", "wire", "a2a-ffn"}
+    assert all(most in at.layout for name, at in asked if name == "det-ffn")
+    assert all(at.nproc == (int(gpus),) for name, at in asked if name in ("wire", "a2a-ffn"))
+    assert [at.nodes for name, at in asked if name == "a2a-ffn"][-1] == 2
+
+
+def test_another_number_of_gpus_is_refused():
+    done = shown("3")
+    assert done.returncode == 2 and not done.stdout and "expected 4 or 8" in done.stderr
+
+
+def test_a_command_that_fails_does_not_stop_the_next(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$3" in wire) exit 7;; esac\n')
+    python.chmod(0o755)
+    done = shown("4", SHOW="0", DEVICE="cpu", PYTHON=str(python))
+    assert done.returncode == 7 and "exit code 7 from: python -m rlkernel wire" in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("+ python -m rlkernel a2a-ffn")
