@@ -73,15 +73,27 @@ def _hot(row: dict) -> dict[str, Line]:
     return {line.schedule: line for line in best}
 
 
+def _at_counts(row: dict) -> list[Line]:
+    """The kernel's lines, timed hot, one a chunk count."""
+    every = schedules.lines([row], every=True)
+    return [one for one in every if (one.schedule, one.state) == ("kernel", HOT) and one.timed]
+
+
 # ---- times and memory ----------------------------------------------------------------------------
 
 
-def timed(value: Callable[[Line], dict | None], backward: bool, rows: list[Row]):
-    """A paired number of the kernel's own line: {"median", "p10", "p90"}."""
+def timed(value: Callable[[Line], dict | None], backward: bool, rows: list[Row], every=False):
+    """A paired number of the kernel's own line: {"median", "p10", "p90"}. every: also its span at
+    other chunk counts.
+    """
     for record, row in _fused(rows, backward):
         line = _hot(row).get("kernel")
         if line and (told := value(line)):
             said = schedules.spread(told, ratio)
+            others = [value(one) for one in _at_counts(row) if one.variant != line.variant]
+            medians = [one["median"] for one in others if one]
+            if every and medians:
+                said += f"; at other counts {ratio(min(medians))} to {ratio(max(medians))}"
             yield Reading(told["median"], said, f"{HOT}, {line.variant}", (record,))
 
 
@@ -107,6 +119,22 @@ def opponent(schedule: str, rows: list[Row]) -> Iterator[Reading]:
         yield Reading(value, said, how, (record,), lacks)
 
 
+def between_nodes(backward: bool, rows: list[Row]) -> Iterator[Reading]:
+    """Hidden over what could be, on two emulated nodes with a GPU each: the lower of both ways."""
+    for record, row in rows:
+        where = row["result"].get("topology") or {}
+        two = row["result"].get("device") == "cuda" and (where.get("gpus"), where.get("nodes"))
+        if two != (2, 2) or row["case"]["fault"] != "none":
+            continue
+        every = [one for one in schedules.lines([row], every=True) if one.timed.get("reached")]
+        for line in schedules.best([one for one in every if one.backward == backward]):
+            told = line.timed["reached"]
+            if line.schedule == "kernel" and not any(one["why"] for one in told.values()):
+                said = ", ".join(f"{schedules.reached(line, way)} by {way}" for way in told)
+                how = f"{line.state}, {line.variant}, {line.path.partition(':')[0]}"
+                yield Reading(min(one["mean"] for one in told.values()), said, how, (record,))
+
+
 def inside(rows: list[Row]) -> Iterator[Reading]:
     """The least hidden fraction of the ranks, as the kernels themselves record it."""
     for record, row in _fused(rows, False):
@@ -123,7 +151,7 @@ def memory(backward: bool, rows: list[Row]) -> Iterator[Reading]:
         for line in a2a_memory.measured([row]):
             if line.schedule == "kernel":
                 more = a2a_memory.over(line)
-                said = ", ".join(f"rank {rank} {one:+.1%}" for rank, one in enumerate(more))
+                said = ", ".join(f"rank {rank} {one:+.2%}" for rank, one in enumerate(more))
                 yield Reading(max(more), said, f"peak, {line.variant}", (record,))
 
 

@@ -1,4 +1,4 @@
-"""What the fused kernel is held to, and what records say of each bar: one table.
+"""What the plugin's kernel is held to, and what records say of each bar: one table.
 
 Which rows count: bar_rows.py. The newest record that holds a bar's number answers it, one that is
 older than the code only where no other does: nobody chooses the best. What none holds is NOT
@@ -64,7 +64,7 @@ class Bar:
 _ratio = partial(bar_rows.timed, lambda line: line.speedup)
 _eager = partial(bar_rows.timed, lambda line: line.other("eager"))
 _compiled = partial(bar_rows.timed, lambda line: line.other("compiled"))
-_exposed = partial(bar_rows.timed, bar_rows.exposed)
+_exposed = partial(bar_rows.timed, bar_rows.exposed, every=True)
 _least = tuple(f"at most {one:+.0%}" for one in (a2a_memory.MUST, a2a_memory.BEYOND))
 _other = f"({a2a_settings.LABEL})"
 _opponents = [
@@ -77,6 +77,19 @@ _peaks = [
         partial(bar_rows.memory, backward), command, most=True, words=_least)
     for way, backward, command in (("forward", False, FORWARD),
                                    ("forward and backward", True, BACKWARD))
+]  # fmt: skip
+EMULATED = (
+    f"{schedules.COMMAND} --nodes 2 --no-compile --batch-size 1024 --tokens 32 --overlap "
+    "with-sm,kernel --trace"
+)
+_nodes = [
+    Bar(f"of what could be hidden, two emulated nodes with a GPU each, {way}", 0.80, 0.95,
+        partial(bar_rows.between_nodes, backward), f"{EMULATED} {more}")
+    for way, backward, more in (
+        ("forward", False, "--compute-scale 8 --chunks 4,8 --warmup 3 --num-tests 61"),
+        ("forward and backward", True,
+         "--backward --compute-scale 3 --chunks 8 --warmup 2 --num-tests 71"),
+    )
 ]  # fmt: skip
 # From this project's requirements of the fused kernel, for two H200s at the default workload: they
 # were set before it was measured.
@@ -93,6 +106,7 @@ BARS = (
         most=True),
     *_opponents,
     Bar("hidden inside the kernels, forward, each rank", None, 0.95, bar_rows.inside, FORWARD),
+    *_nodes,
     *_peaks,
 )  # fmt: skip
 HEADER = ["bar", "must", "beyond", "measured (p10, p90)", "read", "record", "machine", "verdict"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlkernel import records
@@ -85,6 +85,23 @@ def get(
             experiment, parameters, None, published, local.run.get("reason") or "skipped"
         )
     return Evidence(experiment, parameters, local, published)
+
+
+def timed(found: Evidence, **workload) -> Evidence:
+    """The same, of those records alone that hold times of a workload, given as values of a case's
+    parameters, such as batch=512: what answers a question may have other sizes than were asked for.
+    """
+
+    def fits(record: Record) -> bool:
+        rows = [row for row in record.rows if row["result"].get("times")]
+        return any(workload.items() <= row["case"]["parameters"].items() for row in rows)
+
+    published = tuple(filter(fits, found.published))
+    if found.local is None or fits(found.local):
+        return replace(found, published=published)
+    sizes = ", ".join(f"{name} {value}" for name, value in workload.items())
+    missing = f"{shown(found.local.path)} holds no times at {sizes}"
+    return replace(found, local=None, published=published, missing=missing)
 
 
 def is_stale(record: Record) -> bool:

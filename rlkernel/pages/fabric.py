@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlkernel.figures import cross_node
+from rlkernel.figures import cross_node, schedules
 from rlkernel.figures.exchange import where
 from rlkernel.pages import show
 from rlkernel.pages.evidence import Evidence
@@ -67,6 +67,26 @@ def predict(
     except NotEnough as error:
         return show.no_model(str(error))
     show.model(cross_node.PREDICTED, found, [*exchanges, layer], describe(fabric, origin))
+
+
+def reached(found: Sequence[Evidence]) -> None:
+    """How much of what communication and compute allow was hidden, a table of each record: hidden
+    over min(1, T comp / T comm), by times and by traces, or why that is no measurement.
+    """
+    header = ["direction", "schedule", "state", "T comp / T comm", "none / it (p10, p90)",
+              "by times", "by traces"]  # fmt: skip
+    for one in found:
+        show.missing(one)
+        body = []
+        for line in schedules.lines(show.rows(one), every=True):
+            comm, comp = line.us("comm"), line.us("comp")
+            if line.speedup and comm and comp:
+                body.append([
+                    line.direction, line.variant, line.state, f"{comp / comm:.2f}",
+                    schedules.spread(line.speedup, "{:.3f}".format),
+                    *(schedules.reached(line, way) for way in ("time", "trace")),
+                ])  # fmt: skip
+        show.table(one, header, body, "Of what could be hidden; the bar is 0.80.")
 
 
 def given(start_us: float, gb_s: float | None) -> LinkCost | None:

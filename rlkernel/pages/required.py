@@ -78,9 +78,10 @@ def milestone(found: Iterable[Record]) -> str:
 
 
 def _ours(record: Record) -> bool:
-    """A preflight belongs to the question where it made the public checks."""
+    """A preflight belongs to the question where it made the public checks, which take GPUs."""
     what = record.run.get("parameters", {}).get("what")
-    return record.status == "ok" and (record.experiment != "preflight" or what == "public")
+    public = what in ("public", "all") and record.run.get("device") == "cuda"
+    return record.status == "ok" and (record.experiment != "preflight" or public)
 
 
 def _case(device: str, **wanted) -> Callable[[Record], bool]:

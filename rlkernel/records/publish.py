@@ -22,7 +22,7 @@ from rlkernel.records.store import (
     write_json,
 )
 
-SMALL = 1_000_000  # bytes of samples, and of traces, that a repository may carry for one run
+SMALL = 1_500_000  # bytes of samples, and of traces, that a repository may carry for one run
 
 
 def committed_root() -> Path:

@@ -43,7 +43,7 @@ def said(tmp_path):
 
 def test_every_bar_is_a_line_and_without_records_a_command(said):
     told = said()
-    assert list(told) == [bar.what for bar in bars.BARS] and len(told) == 12
+    assert list(told) == [bar.what for bar in bars.BARS] and len(told) == 14
     for bar in bars.BARS:
         line = told[bar.what]
         assert (
@@ -65,7 +65,8 @@ def test_a_whole_record_answers_each_bar_with_its_spread_state_and_machine(said)
     assert measured["eager none / kernel, forward (other settings)"].startswith("2.296 (")
     assert verdicts["compiled none / kernel, forward (other settings)"] == "holds, and beyond"
     exposed = "exposed communication / T comm, forward"
-    assert measured[exposed] == "0.186 (0.174, 0.199)" and verdicts[exposed] == "missed"
+    assert measured[exposed].startswith("0.186 (0.174, 0.199); at other counts 0.186 to")
+    assert verdicts[exposed] == "missed"
     against = "with-sm / kernel, each at its best chunk count"
     assert measured[against] == "1.125, of medians" and verdicts[against] == "holds, and beyond"
     assert told[against]["read"] == "hot, with-sm/4 over kernel/4"
@@ -73,7 +74,7 @@ def test_a_whole_record_answers_each_bar_with_its_spread_state_and_machine(said)
     inside = "hidden inside the kernels, forward, each rank"
     assert measured[inside] == "rank 0 0.970, rank 1 0.870" and verdicts[inside] == "holds"
     for peak in (PEAK, PEAKS):
-        assert measured[peak] == "rank 0 +5.0%, rank 1 +5.0%" and verdicts[peak] == "holds"
+        assert measured[peak] == "rank 0 +5.00%, rank 1 +5.00%" and verdicts[peak] == "holds"
 
 
 @pytest.mark.parametrize("gain, verdict", [
@@ -152,7 +153,47 @@ def test_a_record_without_the_newer_fields_answers_the_others(said):
         del line["exposed_us"], line["exposed"]
     told = {name: line["verdict"] for name, line in said(row).items()}
     assert told[FORWARD] == "missed" and told[PEAK].startswith("NOT MEASURED: ")
-    assert sum(verdict.startswith("NOT MEASURED: ") for verdict in told.values()) == 8
+    assert sum(verdict.startswith("NOT MEASURED: ") for verdict in told.values()) == 10
+
+
+# ---- between nodes -------------------------------------------------------------------------------
+
+NODES = {way: f"of what could be hidden, two emulated nodes with a GPU each, {way}"
+         for way in ("forward", "forward and backward")}  # fmt: skip
+
+
+def between(time: float, trace: float, why: str = "", **more) -> dict:
+    row = exchanges.whole({"with-sm/4": 1.5, "kernel/4": 1.4, "kernel/8": 1.5}, **more)
+    row["result"]["topology"].update(nodes=2)
+    for times in row["result"]["times"].values():
+        for line in times["schedules"].values():
+            line["reached"] = {way: {"mean": mean, "ci95": 0.03, "why": why}
+                               for way, mean in (("time", time), ("trace", trace))}  # fmt: skip
+    return row
+
+
+@pytest.mark.parametrize("time, trace, verdict", [
+    (0.79, 0.97, "missed"), (0.97, 0.79, "missed"), (0.85, 0.97, "holds"),
+    (0.96, 1.02, "holds, and beyond"),
+])  # fmt: skip
+def test_the_lower_of_both_ways_decides_between_nodes(said, time, trace, verdict):
+    told = said(between(time, trace))
+    line = told[NODES["forward"]]
+    assert line["verdict"] == verdict and line["read"].startswith("hot, kernel/8, ")
+    assert line["measured (p10, p90)"] == (
+        f"{time:+.2f} ± 0.03 by time, {trace:+.2f} ± 0.03 by trace"
+    )
+    assert told[NODES["forward and backward"]]["verdict"].startswith("NOT MEASURED: ")
+    assert told[FORWARD]["verdict"].startswith("NOT MEASURED: "), "nodes answer no bar of one host"
+    assert said(between(0.9, 0.9, backward=True))[NODES["forward and backward"]]["record"] == "1"
+
+
+def test_what_is_no_measurement_between_nodes_decides_nothing(said):
+    wide = "+0.87 ± 0.06, wider than 0.05"
+    assert said(between(0.9, 0.9, why=wide))[NODES["forward"]]["verdict"].startswith("NOT MEASURED")
+    one = between(0.9, 0.9)
+    one["result"]["topology"].update(nodes=1)
+    assert said(one)[NODES["forward"]]["verdict"].startswith("NOT MEASURED")
 
 
 # ---- paired by the raw samples -------------------------------------------------------------------
@@ -269,7 +310,7 @@ def test_the_readme_waits_for_a_time(tmp_path):
     without = gpu(tmp_path / "a", *seeds(10))
     assert bars.lines([without]) == [] == bars.lines([])
     empty, head, *_ = lines = bars.lines([without, gpu(tmp_path / "b", exchanges.whole())])
-    assert empty == "" and head.startswith("| bar | must | beyond |") and len(lines) == 17
+    assert empty == "" and head.startswith("| bar | must | beyond |") and len(lines) == 19
     assert lines[-1].startswith("From ") and costs.STALE in lines[-1]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlkernel import records
 from rlkernel.pages import evidence
-from tests.figures import synthetic
+from tests.figures import exchanges, synthetic
 from tests.pages.test_show import GPUS, record
 
 
@@ -83,3 +83,20 @@ def test_a_record_answers_for_the_parts_that_it_has(results, monkeypatch):
     assert answered("census") == {"all", "census"}
     assert answered("gemm", "ffn") == answered("census", "gemm") == {"all"}
     assert answered("layer") == {"layer"}
+
+
+def test_of_answers_only_those_with_times_of_a_workload(results):
+    home = results / "a2a-ffn"
+
+    def made(name: str, **more):
+        row = exchanges.row({"kernel/4": 1.2}, **more)
+        return record(home / name, [row], experiment="a2a-ffn", device="cuda", environment=GPUS)
+
+    usual, small = made("usual"), made("small", batch=4)
+    untimed = made("untimed", timed=())
+    found = evidence.Evidence("a2a-ffn", {}, small, (untimed, usual), "")
+    told = evidence.timed(found, batch=512, dim=1280)
+    assert told.local is None and [r.path.name for r in told.published] == ["usual"]
+    assert told.missing == "results/a2a-ffn/small holds no times at batch 512, dim 1280"
+    assert evidence.timed(found, batch=4).local is small
+    assert not evidence.timed(found, batch=4, dim=64).records

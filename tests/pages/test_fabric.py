@@ -101,3 +101,17 @@ def test_a_record_answers_for_the_nodes_it_was_on(results):
         found = evidence.get("exchange", run=str(home), device="cpu", nproc=(2,), nodes=nodes)
         assert found.local.path.name == name
         assert draw.where(found.local.rows[0]).startswith(str(nodes))
+
+
+def test_what_was_reached_stands_with_its_source_or_as_a_gap(measured):
+    _, (_, layer) = measured
+    (row,) = layer.local.rows
+    told = {"time": {"mean": 0.91, "ci95": 0.02, "why": ""},
+            "trace": {"mean": 0.7, "ci95": 0.2, "why": "wider than 0.05"}}  # fmt: skip
+    for times in row["result"]["times"].values():
+        for line in times["schedules"].values():
+            line["reached"] = told
+    table, gap = displayed(fabric.reached, [layer, absent("a2a-ffn")])
+    assert "results/a2a-ffn/far" in table["html"] and "+0.91 ± 0.02" in table["text"]
+    assert "NOT MEASURED: wider than 0.05" in table["text"]
+    assert gap["kind"] == "gap" and "needs 2 GPUs" in gap["text"]
