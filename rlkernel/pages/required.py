@@ -141,7 +141,7 @@ REAL_NODES = Need(
 SIXTEEN = Need(
     "16 ranks under two agents, CPU",
     "python -m rlkernel a2a-ffn --nodes 2 --nproc 16 --device cpu --batch-size 2 --tokens 16 "
-    "--dim 32 --k 2 --no-compile --overlap with-sm,kernel --backward --num-tests 0",
+    "--dim 32 --k 2 --no-compile --overlap with-sm,kernel --backward --num-tests 0 --trace",
     _nodes("cpu", ranks=16),
 )
 NODES = (EMULATED, REAL_NODES, SIXTEEN)

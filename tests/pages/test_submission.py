@@ -340,14 +340,3 @@ def test_help_says_what_is_refused_and_what_is_not(capsys):
         submission.main(["--help"])
     said = capsys.readouterr().out
     assert "older than the code" in said and "NOT MEASURED box" in said
-
-
-@pytest.mark.parametrize("device, what, ours", [
-    ("cuda", "all", True), ("cuda", "public", True), ("cpu", "all", False), ("cuda", "ep1", False),
-])  # fmt: skip
-def test_a_preflight_that_made_the_public_checks_answers_for_them(tmp_path, device, what, ours):
-    made = record(tmp_path / "a", [], experiment="preflight", device=device,
-                  parameters={"what": what})  # fmt: skip
-    assert required._ours(made) == ours
-    (need,) = (n for n in required.NEEDS if n.name == "the public checks, two GPUs")
-    assert bool(need.answers([made])) == (device == "cuda")
