@@ -95,8 +95,10 @@ class Chapters:
         """Which way each schedule really went."""
         seen = dict.fromkeys(
             (name(record), line["schedule"], row["case"]["grid"]["dp"], line["path"])
-            for record in self.timed for row in record.rows for line in row["result"]["lines"]
-        )  # fmt: skip
+            for record in self.timed
+            for row in record.rows
+            for line in row["result"].get("lines", ())
+        )
         body = [list(map(str, one)) for one in seen]
         return self.table(["record", "schedule", "P", "path that ran"], body)
 
@@ -105,7 +107,7 @@ class Chapters:
         rungs: dict[str, list[str]] = {}
         for record in self.timed:
             for row in record.rows:
-                for line in row["result"]["lines"]:
+                for line in row["result"].get("lines", ()):
                     if line["schedule"] == "kernel":
                         rungs.setdefault(line["rung"], []).append(name(record))
         told = [f"`{rung}` in {', '.join(dict.fromkeys(where))}" for rung, where in rungs.items()]

@@ -23,9 +23,10 @@ from rlkernel.experiments.case import Case, UsageError, parse_params
 from rlkernel.ffn import measure, official
 from rlkernel.grid import Grid
 from rlkernel.kernels import census, reference, select
+from tests.experiments import launched as picking
 
 ROOT = Path(__file__).resolve().parents[2]
-RIGHT = ("--what", "gemm,ffn", "--m", "17", "--json")
+RIGHT = ("--what", "gemm,ffn", "--m", "1,17", "--json")  # as the page asks
 WRONG = ("--what", "gemm", "--m", "1", "--contract", "tree2.bf16,chain", "--json")
 
 
@@ -33,11 +34,11 @@ WRONG = ("--what", "gemm", "--m", "1", "--contract", "tree2.bf16,chain", "--json
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory):
+def launched(tmp_path_factory, shared_results):
     """name -> (exit code, summary, record) of a right and of a faulty run on the CPU."""
     started = {}
     for name, more in {"right": RIGHT, "wrong": (*WRONG, "--fault", "extra-rounding")}.items():
-        root = tmp_path_factory.mktemp(name)
+        root = shared_results if name == "right" else tmp_path_factory.mktemp(name)
         command = [sys.executable, "-m", "rlkernel", "det-ffn", "--device", "cpu", *more]
         started[name] = root, subprocess.Popen(
             [*command, "--results", str(root), "--timeout", "250"],
@@ -47,25 +48,28 @@ def launched(tmp_path_factory):
     found = {}
     for name, (root, process) in started.items():
         out, errors = process.communicate(timeout=280)
-        (path,) = root.glob("det-ffn/*/run.json")
         assert out, errors
-        found[name] = process.returncode, json.loads(out), records.read(path.parent)
+        found[name] = process.returncode, json.loads(out), records.find("det-ffn", root)[0]
     return found
 
 
 def test_the_right_bits_are_exit_0(launched):
     code, summary, record = launched["right"]
     assert code == 0 and summary["passed"] is True and summary["mismatches"] == 0
-    assert [case["case"] for case in summary["cases"]] == ["gemm M=17", "ffn M=17", "fp16 M=8"]
+    assert [case["case"] for case in summary["cases"]] == [
+        "gemm M=1", "gemm M=17", "ffn M=1", "ffn M=17", "fp16 M=8",
+    ]  # fmt: skip
     lines = [line for row in record.rows for line in row["result"].get("lines", ())]
-    assert len(lines) == (6 + 1) * 4 and summary["elements"] == sum(x["elements"] for x in lines)
+    assert len(lines) == 2 * (6 + 1) * 4
+    assert summary["elements"] == sum(x["elements"] for x in lines)
     assert {line["contract"] for line in lines} == set(det_ffn.CONTRACTS)
     assert not any(line["mismatches"] or "median_us" in line for line in lines)
 
 
 def test_a_tree_of_fp32_is_as_near_to_fp64_as_the_chain(launched):
     _, _, record = launched["right"]
-    lines = [line for row in record.rows for line in row["result"].get("lines", ())]
+    rows = picking.select(record, m=17)
+    lines = [line for row in rows for line in row["result"]["lines"]]
     error = {(li["operator"], li["contract"]): li["drift"]["rel_l2"] for li in lines}
     for operator in {li["operator"] for li in lines}:
         fp32, chain = error[operator, "tree8.fp32"], error[operator, "chain"]
@@ -75,10 +79,11 @@ def test_a_tree_of_fp32_is_as_near_to_fp64_as_the_chain(launched):
 
 def test_the_official_layer_was_there(launched):
     _, _, record = launched["right"]
-    _, ffn, fp16 = (row["result"] for row in record.rows)
-    assert ffn["official"].startswith("transformers ")
-    assert set(ffn["peak_bytes"].values()) == {None}
-    assert all(0 <= li["differ_from_official"] < li["elements"] for li in ffn["lines"])
+    *_, small, ffn, fp16 = (row["result"] for row in record.rows)
+    for one in (small, ffn):
+        assert one["official"].startswith("transformers ")
+        assert set(one["peak_bytes"].values()) == {None}
+        assert all(0 <= li["differ_from_official"] < li["elements"] for li in one["lines"])
     assert 0 < fp16["drift"]["rel_l2"] < 1e-2
 
 

@@ -17,7 +17,9 @@ from rlkernel.records import alpha_beta
 from rlkernel.run import plan
 from tests.experiments.launched import measure, select
 
-ASKED = {"device": "cpu", "message": (1024, 8192, 65536), "samples": 4}
+# As the page across nodes asks, which then launches neither again.
+ASKED = {"device": "cpu", "nproc": (4,), "message": (1024, 16384, 131072, 1048576), "samples": 12}
+BROKEN = {"device": "cpu", "message": (4096,), "samples": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -69,61 +71,61 @@ def test_ranks_of_emulated_nodes_may_share_a_gpu():
 
 
 @pytest.fixture(scope="module")
-def one_node(tmp_path_factory):
-    return measure("exchange", tmp_path_factory.mktemp("one"), nproc=(2,), **ASKED)
+def one_node(shared_results):
+    return measure("exchange", shared_results, **ASKED)
 
 
 @pytest.fixture(scope="module")
-def two_agents(tmp_path_factory):
-    return measure("exchange", tmp_path_factory.mktemp("two"), nproc=(4,), nodes=2, **ASKED)
+def two_agents(shared_results):
+    return measure("exchange", shared_results, nodes=2, **ASKED)
 
 
 def test_one_node(one_node):
-    assert one_node.passed and [row["case"]["grid"]["tp"] for row in one_node.rows] == [2] * 3
+    assert one_node.passed and [row["case"]["grid"]["tp"] for row in one_node.rows] == [4] * 4
     for row, message in zip(one_node.rows, ASKED["message"], strict=True):
         (line,) = row["result"]["lines"]
-        assert line["sent"] == {"intra": message // 2, "inter": 0} and line["graph"] is False
+        assert line["sent"] == {"intra": message * 3 // 4, "inter": 0} and line["graph"] is False
         assert line["p10_us"] <= line["median_us"] <= line["p90_us"] and line["floor_us"] > 0
-        assert line["gb_s"] == pytest.approx(message / 2 / line["median_us"] / 1e3)
+        assert line["gb_s"] == pytest.approx(message * 3 / 4 / line["median_us"] / 1e3)
         assert row["paths"] == {
             "group by process group": "all_to_all over world by process-group/gloo"
         }
     assert {check["name"] for check in one_node.run["verdict"]["checks"]} == {
-        f"P=1x2 {size} KiB: {what}" for size in (1, 8, 64)
+        f"P=1x4 {size}: {what}" for size in ("1 KiB", "16 KiB", "128 KiB", "1 MiB")
         for what in ("group by process group: what arrives", "nodes")
     }  # fmt: skip
     assert exchange.MISSING in one_node.run["not_covered"]
     samples = records.store.read_lines(one_node.path / "samples.jsonl")
-    assert len(samples) == 2 * 3 * 4 and {s["rank"] for s in samples} == {0, 1}
+    assert len(samples) == 4 * 4 * 12 and {s["rank"] for s in samples} == {0, 1, 2, 3}
 
 
 def test_two_agents_exchange_inside_and_across(two_agents):
     assert two_agents.passed and "two agents" in two_agents.run["topology"]["agents"]
-    (row,) = select(two_agents, message=65536)
+    (row,) = select(two_agents, message=131072)
     at = row["result"]["topology"]
     assert at["nodes"] == 2 and at["hosts"] == 1 and at["kind"] != exchange.REAL
     found = {line["scope"]: line for line in row["result"]["lines"]}
     assert found["group"]["peers"] == {"intra": 1, "inter": 2}
-    assert found["group"]["sent"] == {"intra": 16384, "inter": 32768}
-    assert found["inside"]["sent"] == {"intra": 32768, "inter": 0}
-    assert found["across"]["sent"] == {"intra": 0, "inter": 32768}
+    assert found["group"]["sent"] == {"intra": 32768, "inter": 65536}
+    assert found["inside"]["sent"] == {"intra": 65536, "inter": 0}
+    assert found["across"]["sent"] == {"intra": 0, "inter": 65536}
     assert set(row["result"]["rates"]) == {"intra", "inter"}
     assert exchange.MISSING in two_agents.run["not_covered"]
     assert any(line.startswith("agents on one host") for line in two_agents.run["covered"])
     header, body = exchange.table(exchange.Params(), two_agents.rows)
-    assert len(body) == 9 and all(len(line) == len(header) for line in body)
+    assert len(body) == 12 and all(len(line) == len(header) for line in body)
 
 
 def test_the_model_takes_what_real_ranks_have_left(one_node, two_agents):
     points = alpha_beta.points([*one_node.rows, *two_agents.rows])
-    assert len(points) == 3 + 9 and {p.links for p in points} == {
+    assert len(points) == 4 + 12 and {p.links for p in points} == {
         ("intra",), ("inter",), ("intra", "inter"),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", exchange.FAULTS[1:])
 def test_a_broken_exchange_fails(fault, tmp_path):
-    found = measure("exchange", tmp_path, fault=fault, **(ASKED | {"message": (4096,)}))
+    found = measure("exchange", tmp_path, fault=fault, **BROKEN)
     (row,) = found.rows
     assert not found.passed and found.exit_code == 1 and row["result"]["lines"] == []
     wrong = {name: value for name, held, value, _ in row["result"]["checks"] if not held}

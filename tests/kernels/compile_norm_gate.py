@@ -2,9 +2,10 @@
 
     python tests/kernels/compile_norm_gate.py
 
-One object a width: disassembly.describe, and of the loop over rows its instructions a warp and
-column, spills, barriers, shared memory accesses, all of them and those of 16 bytes, asynchronous
-copies, loads from far away, and additions among the last hundred.
+"made", one object a width: disassembly.describe, and of the loop over rows its instructions a warp
+and column, spills, barriers, shared memory accesses, all of them and those of 16 bytes,
+asynchronous copies, loads from far away, and additions among the last hundred. "ptx": a text a
+width, to be played.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from rlkernel.kernels.hopper_norm_gate_kernel import NUMBERS, backward_kernel
 from tests.kernels.disassembly import describe, longest_loop
 
 WIDTHS = (4112, 6144, 7680)
+# The last piece is whole; or a word, two or four words a thread, some of them beyond the row.
+PLAYED = (7680, 4112, 5104, 6128)
 SCALES = ("gamma_x", "beta_x", "gamma_gate", "beta_gate")
 POINTERS = {**dict.fromkeys(("d_h", "z", "bias", *SCALES), "*bf16"), "stats": "*fp32"}
 POINTERS |= {"d_z": "*bf16", "parts": "*fp32"}
@@ -39,15 +42,13 @@ def compiled(config: Plan):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def report(width: int) -> dict[str, object]:
-    config = plan(width)
-    kernel = compiled(config)
+def report(width: int, kernel) -> dict[str, object]:
     loop = longest_loop(kernel)
     text = "\n".join(loop)
     return {
         **describe(kernel),
-        "wanted": config.BYTES,
-        "each": len(loop) * 32 * config.WARPS / width,
+        "wanted": plan(width).BYTES,
+        "each": len(loop) * 32 * plan(width).WARPS / width,
         "loop spills": len(re.findall(r"\b(?:LDL|STL)\b", text)),
         "wide": len(re.findall(r"\b(?:LDS|STS)\.128\b", text)),
         "accesses": len(re.findall(r"\b(?:LDS|STS)\b", text)),
@@ -59,4 +60,7 @@ def report(width: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({width: report(width) for width in WIDTHS}, indent=1))
+    kernels = {width: compiled(plan(width)) for width in {*WIDTHS, *PLAYED}}
+    made = {width: report(width, kernels[width]) for width in WIDTHS}
+    ptx = {width: kernels[width].asm["ptx"] for width in PLAYED}
+    print(json.dumps({"made": made, "ptx": ptx}))

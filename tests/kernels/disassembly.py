@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import triton
@@ -20,10 +21,7 @@ def describe(compiled) -> dict[str, object]:
 
 def longest_loop(compiled) -> list[str]:
     """The SASS instructions of a CUDA kernel's longest loop, ending with the branch back."""
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        sass = _run("cuobjdump", "--dump-sass", cubin)
+    _, sass = _dumped(compiled.asm["cubin"])
     lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+?)\s*;", sass)
     places = {int(place, 16): i for i, (place, _) in enumerate(lines)}
     longest: list[str] = []
@@ -36,11 +34,7 @@ def longest_loop(compiled) -> list[str]:
 
 
 def _nvidia(compiled) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        usage = _run("cuobjdump", "--dump-resource-usage", cubin)
-        sass = _run("cuobjdump", "--dump-sass", cubin)
+    usage, sass = _dumped(compiled.asm["cubin"])
     counts = count(sass, *SASS)
     ptx = compiled.asm["ptx"]
     return {
@@ -73,6 +67,13 @@ def count(sass: str, *names: str) -> dict[str, int]:
     return {name: len(re.findall(rf"\b{name}\b", sass)) for name in names}
 
 
-def _run(tool: str, *words: object) -> str:
-    done = subprocess.run([BIN / tool, *words], capture_output=True, text=True, check=True)
-    return done.stdout
+@cache
+def _dumped(cubin: bytes) -> tuple[str, str]:
+    """(resource usage, SASS); most of the time goes into starting the disassembler."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        return tuple(
+            subprocess.run([BIN / "cuobjdump", f"--dump-{what}", file.name], capture_output=True,
+                           text=True, check=True).stdout
+            for what in ("resource-usage", "sass")
+        )  # fmt: skip

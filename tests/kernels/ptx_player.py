@@ -108,21 +108,29 @@ class Threads:
         return value.view(KINDS[kind])
 
     def write(self, name: str, kind: str, value) -> None:
-        value = np.broadcast_to(np.asarray(value).astype(KINDS[kind], copy=False), self.all.shape)
+        value = np.asarray(value).astype(KINDS[kind], copy=False)
+        if value.shape != self.all.shape:
+            value = np.broadcast_to(value, self.all.shape)
         if self.active is not self.all:
             value = np.where(self.active, value, self.read(name, kind))
         self.registers[name] = np.ascontiguousarray(value)
 
     def addresses(self, operand: str, kind: str):
         """[register + offset] of the threads that are active."""
-        name, offset = re.fullmatch(r"\[([^+\]]+)\+?(-?\d+)?\]", operand).groups()
-        return (self.read(name, kind).astype(np.int64) + int(offset or 0))[self.active]
+        name, offset = _address(operand)
+        return (self.read(name, kind).astype(np.int64) + offset)[self.active]
 
     def in_space(self, space: str, operand: str):
         """(memory, addresses)"""
         if space == "shared":
             return self.shared, self.addresses(operand, "u32")
         return self.memory, self.addresses(operand, "u64")
+
+
+@cache
+def _address(operand: str) -> tuple[str, int]:
+    name, offset = re.fullmatch(r"\[([^+\]]+)\+?(-?\d+)?\]", operand).groups()
+    return name, int(offset or 0)
 
 
 @cache

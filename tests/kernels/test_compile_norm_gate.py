@@ -22,7 +22,7 @@ AFFORDABLE = 60  # instructions a warp and column of U and of G, where a thread 
 
 @pytest.fixture(scope="module", params=tritons())
 def kernels(request):
-    return json.loads(run_script(request.param, COMPILES))
+    return json.loads(run_script(request.param, COMPILES))["made"]
 
 
 WIDTHS = ["4112", "6144", "7680"]

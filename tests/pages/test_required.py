@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlkernel.pages import required
+from rlkernel.pages import chapters, required
+from tests.figures import exchanges
 from tests.pages.test_show import record
 
 
@@ -17,3 +18,11 @@ def test_a_preflight_that_made_the_public_checks_answers_for_them(tmp_path, devi
     assert required._ours(made) == ours
     (need,) = (n for n in required.NEEDS if n.name == "the public checks, two GPUs")
     assert bool(need.answers([made])) == (device == "cuda")
+
+
+def test_of_a_whole_preflight_the_layers_rows_tell_their_paths(tmp_path):
+    plain = {"key": "plain", "case": exchanges.row()["case"], "result": {"us": 3.0}}
+    made = record(tmp_path / "a", [plain, exchanges.row()], experiment="preflight", device="cuda")
+    told = chapters.Chapters([made])
+    assert "preflight/a" in told.fusion() and told.paths()
+    assert all("preflight/a" in piece and "chunks: kernel/4" in piece for piece in told.pieces)
