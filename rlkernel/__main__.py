@@ -94,14 +94,7 @@ def overview() -> str:
 
 def run_experiment(name: str, rest: list[str], argv: list[str]) -> int:
     module = _load(name)
-    words = bare_flags(module.Params, rest) if rest else rest
-    options = _parse(experiment_parser(name, module), words)
-    given = {
-        field.name: getattr(options, field.name)
-        for field in dataclasses.fields(module.Params)
-        if getattr(options, field.name) is not None
-    }
-    params = parse_params(module.Params, given)
+    options, params = asked(name, module, rest)
     from rlkernel.run.launch import RunError, measure
 
     try:
@@ -126,6 +119,18 @@ def run_experiment(name: str, rest: list[str], argv: list[str]) -> int:
     show = _print_json if options.json else _print_text
     show(module, params, record, code)
     return code
+
+
+def asked(name: str, module: ModuleType, words: list[str]) -> tuple[argparse.Namespace, object]:
+    """(all that was typed, the experiment's own parameters); UsageError for what cannot be."""
+    words = bare_flags(module.Params, words) if words else words
+    options = _parse(experiment_parser(name, module), words)
+    given = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(module.Params)
+        if getattr(options, field.name) is not None
+    }
+    return options, parse_params(module.Params, given)
 
 
 def experiment_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:

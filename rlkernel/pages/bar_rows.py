@@ -44,10 +44,14 @@ def _at(rows: Iterable[Row], shape: dict = required.DEFAULT) -> list[Row]:
     return [one for one in rows if _like(one[1], {**shape, **SAME})]
 
 
+def _on(row: dict, gpus: int, nodes: int) -> bool:
+    where = row["result"].get("topology") or {}
+    cuda = row["result"].get("device") == "cuda"
+    return cuda and (where.get("gpus"), where.get("nodes")) == (gpus, nodes)
+
+
 def _like(row: dict, wanted: dict) -> bool:
-    case, at, result = row["case"], row["case"]["parameters"], row["result"]
-    where = result.get("topology") or {}
-    two = result.get("device") == "cuda" and (where.get("gpus"), where.get("nodes")) == (2, 1)
+    case, at, two = row["case"], row["case"]["parameters"], _on(row, 2, 1)
     plain = (case["grid"]["dp"], case["dtype"], case["fault"]) == (2, "bf16", "none")
     return two and plain and all(at.get(name) == value for name, value in wanted.items())
 
@@ -66,17 +70,15 @@ def _fused(rows: list[Row], backward: bool) -> list[Row]:
     return [one for one in there if _kernels(one[1]) and all(map(_ran_fused, _kernels(one[1])))]
 
 
+def _timed_hot(row: dict) -> list[Line]:
+    """Every schedule at every chunk count."""
+    every = schedules.lines([row], every=True)
+    return [line for line in every if line.state == HOT and line.timed]
+
+
 def _hot(row: dict) -> dict[str, Line]:
     """schedule -> its line at its best chunk count, timed hot."""
-    every = schedules.lines([row], every=True)
-    best = schedules.best([line for line in every if line.state == HOT and line.timed])
-    return {line.schedule: line for line in best}
-
-
-def _at_counts(row: dict) -> list[Line]:
-    """The kernel's lines, timed hot, one a chunk count."""
-    every = schedules.lines([row], every=True)
-    return [one for one in every if (one.schedule, one.state) == ("kernel", HOT) and one.timed]
+    return {line.schedule: line for line in schedules.best(_timed_hot(row))}
 
 
 # ---- times and memory ----------------------------------------------------------------------------
@@ -89,12 +91,17 @@ def timed(value: Callable[[Line], dict | None], backward: bool, rows: list[Row],
     for record, row in _fused(rows, backward):
         line = _hot(row).get("kernel")
         if line and (told := value(line)):
-            said = schedules.spread(told, ratio)
-            others = [value(one) for one in _at_counts(row) if one.variant != line.variant]
-            medians = [one["median"] for one in others if one]
-            if every and medians:
-                said += f"; at other counts {ratio(min(medians))} to {ratio(max(medians))}"
+            said = schedules.spread(told, ratio) + (_elsewhere(value, line, row) if every else "")
             yield Reading(told["median"], said, f"{HOT}, {line.variant}", (record,))
+
+
+def _elsewhere(value: Callable[[Line], dict | None], best: Line, row: dict) -> str:
+    """The span of its medians at other chunk counts; "" with none."""
+    others = [value(line) for line in _timed_hot(row)
+              if line.schedule == best.schedule and line.variant != best.variant]  # fmt: skip
+    medians = [told["median"] for told in others if told]
+    span = " to ".join(ratio(one) for one in (min(medians), max(medians))) if medians else ""
+    return f"; at other counts {span}" if span else ""
 
 
 def exposed(line: Line) -> dict | None:
@@ -121,18 +128,15 @@ def opponent(schedule: str, rows: list[Row]) -> Iterator[Reading]:
 
 def between_nodes(backward: bool, rows: list[Row]) -> Iterator[Reading]:
     """Hidden over what could be, on two emulated nodes with a GPU each: the lower of both ways."""
-    for record, row in rows:
-        where = row["result"].get("topology") or {}
-        two = row["result"].get("device") == "cuda" and (where.get("gpus"), where.get("nodes"))
-        if two != (2, 2) or row["case"]["fault"] != "none":
-            continue
-        every = [one for one in schedules.lines([row], every=True) if one.timed.get("reached")]
+    there = [one for one in rows if _on(one[1], 2, 2) and one[1]["case"]["fault"] == "none"]
+    for record, row in there:
+        every = [one for one in schedules.lines([row], every=True) if one.reached]
         for line in schedules.best([one for one in every if one.backward == backward]):
-            told = line.timed["reached"]
-            if line.schedule == "kernel" and not any(one["why"] for one in told.values()):
-                said = ", ".join(f"{schedules.reached(line, way)} by {way}" for way in told)
+            told = line.reached.values()
+            if line.schedule == "kernel" and not any(one["why"] for one in told):
+                said = schedules.reached_both(line)
                 how = f"{line.state}, {line.variant}, {line.path.partition(':')[0]}"
-                yield Reading(min(one["mean"] for one in told.values()), said, how, (record,))
+                yield Reading(min(one["mean"] for one in told), said, how, (record,))
 
 
 def inside(rows: list[Row]) -> Iterator[Reading]:

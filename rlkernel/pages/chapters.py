@@ -7,7 +7,7 @@ document came through here, and a line names the record that it was read from.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from html import escape
 from importlib import import_module
 
@@ -91,13 +91,18 @@ class Chapters:
         """What the fused kernel is held to, and what the records say of each bar."""
         return self.table(*bars.table(self.found, name))
 
+    def ran(self) -> Iterator[tuple[Record, dict, dict]]:
+        """(record, row, line) of every schedule; a preflight has rows of other things, too."""
+        for record in self.timed:
+            for row in record.rows:
+                for line in row["result"].get("lines", ()):
+                    yield record, row, line
+
     def paths(self) -> str:
         """Which way each schedule really went."""
         seen = dict.fromkeys(
             (name(record), line["schedule"], row["case"]["grid"]["dp"], line["path"])
-            for record in self.timed
-            for row in record.rows
-            for line in row["result"].get("lines", ())
+            for record, row, line in self.ran()
         )
         body = [list(map(str, one)) for one in seen]
         return self.table(["record", "schedule", "P", "path that ran"], body)
@@ -105,11 +110,9 @@ class Chapters:
     def fusion(self) -> str:
         """Did `kernel` run fused? Told of every record."""
         rungs: dict[str, list[str]] = {}
-        for record in self.timed:
-            for row in record.rows:
-                for line in row["result"].get("lines", ()):
-                    if line["schedule"] == "kernel":
-                        rungs.setdefault(line["rung"], []).append(name(record))
+        for record, _, line in self.ran():
+            if line["schedule"] == "kernel":
+                rungs.setdefault(line["rung"], []).append(name(record))
         told = [f"`{rung}` in {', '.join(dict.fromkeys(where))}" for rung, where in rungs.items()]
         none = "" if "fused" in rungs else " No record here ran the fused kernel."
         return f"What `kernel` was: {'; '.join(told) or 'not run'}.{none}"
@@ -132,13 +135,12 @@ class Chapters:
                   "of what could be hidden: times", "traces"]  # fmt: skip
         body = []
         for record, line in self.lines():
-            comm, comp = line.us("comm"), line.us("comp")
-            if line.speedup and comm and comp:
+            if line.speedup and line.balance:
                 gain = schedules.spread(line.speedup, "{:.3f}".format)
                 body.append([
                     name(record), required.stands(record), f"{_workload(line)}, {_state(line)}",
-                    f"{line.us('wire'):,.1f}", f"{comm:,.1f}", f"{comp / comm:.2f}", line.variant,
-                    gain, schedules.estimated(line),
+                    f"{line.us('wire'):,.1f}", f"{line.us('comm'):,.1f}", f"{line.balance:.2f}",
+                    line.variant, gain, schedules.estimated(line),
                     *(schedules.reached(line, way) for way in ("time", "trace")),
                 ])  # fmt: skip
         return self.table(header, body) + self.boxes(required.NODES)

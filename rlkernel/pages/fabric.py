@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rlkernel.figures import cross_node, schedules
 from rlkernel.figures.exchange import where
-from rlkernel.pages import show
+from rlkernel.pages import bars, show
 from rlkernel.pages.evidence import Evidence
 from rlkernel.records import alpha_beta, overlap_model
 from rlkernel.records.alpha_beta import Fabric, LinkCost, NotEnough, Point
@@ -79,14 +79,13 @@ def reached(found: Sequence[Evidence]) -> None:
         show.missing(one)
         body = []
         for line in schedules.lines(show.rows(one), every=True):
-            comm, comp = line.us("comm"), line.us("comp")
-            if line.speedup and comm and comp:
+            if line.speedup and line.balance:
                 body.append([
-                    line.direction, line.variant, line.state, f"{comp / comm:.2f}",
+                    line.direction, line.variant, line.state, f"{line.balance:.2f}",
                     schedules.spread(line.speedup, "{:.3f}".format),
                     *(schedules.reached(line, way) for way in ("time", "trace")),
                 ])  # fmt: skip
-        show.table(one, header, body, "Of what could be hidden; the bar is 0.80.")
+        show.table(one, header, body, f"Of what could be hidden; the bar is {bars.REACHED[0]:.2f}.")
 
 
 def given(start_us: float, gb_s: float | None) -> LinkCost | None:

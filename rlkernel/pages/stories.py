@@ -206,8 +206,8 @@ def _overlap(line: Line) -> str:
 
 def _reached(line: Line) -> str:
     """How near it came to what communication and compute allow, where that was asked."""
-    ways = [f"{schedules.reached(line, way)} by {way}" for way in line.timed.get("reached", ())]
-    return f" Of what it could hide there: {', '.join(ways)}." if ways else ""
+    told = schedules.reached_both(line)
+    return f" Of what it could hide there: {told}." if told else ""
 
 
 def _how_much(line: Line) -> tuple[str, bool | None]:
@@ -283,8 +283,10 @@ def _kernels(story: Story, need: required.Need, found: list[Record]) -> list[tup
         for line in schedules.best([x for x in schedules.lines(record.rows) if x.speedup])
         if line.schedule == "kernel"
     ]
-    every.sort(key=lambda one: "NOT MEASURED" in _reached(one[0]))
-    chosen = {line.direction: (line, record) for line, record in reversed(every)}
+    every.sort(key=lambda one: any(told["why"] for told in one[0].reached.values()))
+    chosen: dict[str, tuple[Line, Record]] = {}
+    for line, record in every:
+        chosen.setdefault(line.direction, (line, record))
     if chosen:
         return [chosen[way] for way in sorted(chosen)]
     if need is required.REAL_NODES:

@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import types
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from rlkernel import experiments, records
-from rlkernel.__main__ import experiment_parser
-from rlkernel.experiments.case import UsageError, bare_flags, parse_params
+from rlkernel.__main__ import asked
+from rlkernel.experiments.case import UsageError
 from rlkernel.run import plan, worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,19 +119,15 @@ def shown(gpus: str, **env: str) -> subprocess.CompletedProcess:
 def test_every_command_for_many_gpus_is_one_that_can_be_typed(gpus, most, device):
     done = shown(gpus, DEVICE=device)
     assert (done.returncode, done.stderr) == (0, "")
-    asked = []
+    made = []
     for line in done.stdout.splitlines():
         assert line.startswith("+ python -m rlkernel ")
         name, *words = shlex.split(line)[4:]
-        module = experiments.load(name)
-        options = experiment_parser(name, module).parse_args(bare_flags(module.Params, words))
-        given = {field.name: getattr(options, field.name) for field in fields(module.Params)}
-        given = {name: value for name, value in given.items() if value is not None}
-        asked.append((name, parse_params(module.Params, given)))
-    assert {name for name, _ in asked} >= {"det-ffn", "wire", "a2a-ffn"}
-    assert all(most in at.layout for name, at in asked if name == "det-ffn")
-    assert all(at.nproc == (int(gpus),) for name, at in asked if name in ("wire", "a2a-ffn"))
-    assert [at.nodes for name, at in asked if name == "a2a-ffn"][-1] == 2
+        made.append((name, asked(name, experiments.load(name), words)[1]))
+    assert {name for name, _ in made} >= {"det-ffn", "wire", "a2a-ffn"}
+    assert all(most in at.layout for name, at in made if name == "det-ffn")
+    assert all(at.nproc == (int(gpus),) for name, at in made if name in ("wire", "a2a-ffn"))
+    assert [at.nodes for name, at in made if name == "a2a-ffn"][-1] == 2
 
 
 def test_another_number_of_gpus_is_refused():
