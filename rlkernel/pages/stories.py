@@ -193,14 +193,13 @@ def _ratios(record: Record, what: str, words: str) -> str:
 
 def _overlap(line: Line) -> str:
     exposed, share = line.timed.get("exposed"), line.estimate["median"]
+    hides = f"{signed(share)} ({schedules.noise(line)})" if line.noisy else signed(share)
+    more = " (more than all: its products are faster, too)" if share > 1 else ""
     told = f", {exposed:.2f} of it exposed" if exposed is not None else ""
-    hides = signed(share) + (f" ({schedules.noise(line)})" if line.noisy else "")
-    if share > 1:  # no share any more
-        told += " (more than all: its products are faster, too)"
     return (
         f"The plugin's kernel ({line.path.partition(':')[0]}) hides {hides} of the communication"
-        f"{told}: {line.direction} {line.speedup['median']:.3f} times as fast as the sequential "
-        f"call, of at most {line.ceiling:.3f}"
+        f"{more}{told}: {line.direction} {line.speedup['median']:.3f} times as fast as the "
+        f"sequential call, of at most {line.ceiling:.3f}"
     )
 
 
