@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rlkernel import experiments
 
-NAMES = (*experiments.NAMES, "exchange", "a2a-gemm")
+NAMES = (*experiments.NAMES, "exchange", "a2a-gemm", "counters")
 
 
 def load(name: str) -> ModuleType:

@@ -115,6 +115,7 @@ def make(experiment: str, params: object, root: Path | None, force: bool) -> Pla
     source, seam = source_hash(module.__name__), source_hash(SEAM)
     apart = max(nodes_of(module, params), nodes.asked()[0])
     device, skip = place(params, cases, environment, apart)
+    skip = skip or getattr(module, "lacks", lambda: None)()
     code = source if SEAM in closure(module.__name__) else digest([source, seam])
     reuse = [reuse_key(case.key, code, environment, device) for case in cases]
     done: dict[str, dict] = {}
