@@ -17,7 +17,7 @@ REPORTED = tests/audit tests/experiments tests/pages
 SYNCED = $(if $(filter output-sync,$(.FEATURES)),-Otarget)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test preflight lab notebook sweep readme publish refresh submission clean
+.PHONY: help setup report test preflight lab notebook sweep readme publish refresh counters submission clean
 
 help:  ## this list
 	@echo "rlkernel: make WHAT [NAME=VALUE ...]"
@@ -75,6 +75,14 @@ publish: setup  ## copy a finished run into results/published, scrubbed: RUN=res
 
 refresh: setup  ## measure published records anew by their own commands: ARGS="--stale 'ws2/*'"
 	@$(RL) refresh $(ARGS)
+
+# Its CUPTI is newer than the one that torch pins, so it stands beside the packages, not among them.
+.venv/counters/cupti: env/requirements-counters.txt | setup
+	@.venv/bin/python -m pip install --quiet --no-deps --upgrade --target .venv/counters -r $<
+	@touch -c $@
+
+counters: setup .venv/counters/cupti  ## hardware counters of a GPU: ARGS="--what sharing"
+	@$(RL) counters $(ARGS)
 
 submission: setup  ## proposal, report and code ZIP of the overlap question, from fresh records
 	@$(RL) submission $(ARGS)

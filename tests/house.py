@@ -51,7 +51,8 @@ FOREIGN = {"torch": NUMERIC, "triton": {"kernels", "overlap"}, "matplotlib": {"f
 FOREIGN["numpy"] = NUMERIC | {"figures"}
 FOREIGN["PIL"] = {"figures"}  # comes with matplotlib, which writes its PNG by it
 FOREIGN["transformers"] = {"ffn"}
-FOREIGN["cuda"] = {"collectives"}  # cuda-bindings, for copies between peers
+FOREIGN["cuda"] = {"collectives", "overlap"}  # cuda-bindings: copies between peers, a driver begun
+FOREIGN["cupti"] = FOREIGN["nvidia"] = {"overlap"}  # cupti-python, CUPTI: hardware counters
 FOREIGN |= {
     name: {"pages"}
     for name in ("IPython", "ipykernel", "ipywidgets", "jupyter_client", "jupyter_core", "nbclient")

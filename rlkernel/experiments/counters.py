@@ -88,6 +88,7 @@ def lacks() -> str | None:
 
 def run(case: Case, comm) -> dict:
     from rlkernel.kernels import a2a_gemm
+    from rlkernel.kernels.hopper_plan import multiprocessors
     from rlkernel.kernels.stream import is_hopper
     from rlkernel.overlap.counters import Counters
     from rlkernel.overlap.layout import Layout
@@ -100,6 +101,8 @@ def run(case: Case, comm) -> dict:
         why = a2a_gemm.refuses(layout.batch, layout.local, layout.dim, wide, layout.ranks, 1)
         if why is not None:
             raise UsageError(why)
+    if at["sms"] >= (there := multiprocessors(comm.device)):
+        raise UsageError(f"sms={at['sms']}: fewer than the {there} that this GPU has")
     parts = {CALIBRATION: _calibration, KERNELS: _kernels, SHARING: _sharing, TIMELINE: _timeline}
     with Counters(comm.device.index, 1000 * at["interval_us"]) as counters:
         return parts[at["part"]](case, comm, layout, counters)

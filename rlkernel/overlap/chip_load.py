@@ -131,14 +131,12 @@ def _both_ways(sent, came, host: tuple, other, count: int) -> None:
 
 
 def _length_us(begin: Callable[[int], object], count: int) -> float:
-    side = torch.cuda.Stream()  # a batch of copies takes no default stream
-    with torch.cuda.stream(side):
-        for _ in range(2):  # compiled, then timed
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            begin(count)
-            last.record()
-            last.synchronize()
+    for _ in range(2):  # compiled, then timed
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        begin(count)
+        last.record()
+        last.synchronize()
     return 1e3 * first.elapsed_time(last)
 
 
@@ -225,14 +223,15 @@ def timeline(counters: Counters, work: Work) -> dict[str, list[float]]:
     work()
     torch.cuda.synchronize()
     seen = counters.stop().between(begin, time.time_ns())
-    widths = [b - a for a, b in zip((begin, *seen.ns), seen.ns)]
-    cycles = seen.values["cycles"]
-    found = {"us": [(ns - begin) / 1e3 for ns in seen.ns]}
-    for name in TOTALS:
-        found[name] = [v / ns for v, ns in zip(seen.values[name], widths)]
-    for name, most in SHARES.items():
-        found[name] = [v / c / most if c else 0.0 for v, c in zip(seen.values[name], cycles)]
-    found["mhz"] = [1e3 * c / ns for c, ns in zip(cycles, widths)]
+    found: dict[str, list[float]] = {"us": [], **{n: [] for n in (*TOTALS, *SHARES)}, "mhz": []}
+    for n, (ahead, ns) in enumerate(zip(seen.ns, seen.ns[1:]), 1):  # whole intervals alone
+        cycles = seen.values["cycles"][n]
+        found["us"].append((ns - begin) / 1e3)
+        for name in TOTALS:
+            found[name].append(seen.values[name][n] / (ns - ahead))
+        for name, most in SHARES.items():
+            found[name].append(seen.values[name][n] / cycles / most if cycles else 0.0)
+        found["mhz"].append(1e3 * cycles / (ns - ahead))
     return {name: [float(f"{v:.4g}") for v in values] for name, values in found.items()}
 
 

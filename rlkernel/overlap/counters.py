@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlkernel.overlap.sampler import METRICS
 
 PATIENCE_S = 60.0
-LIBRARY = "cupti"  # cupti-python
+LIBRARY = "cupti"  # of cupti-python
+BESIDE = Path(sys.prefix, "counters")  # where `make counters` puts it
 MISSING = (
-    "the hardware counters are read by cupti-python, which is not installed here; `make counters` "
-    "puts it into .venv/counters, beside torch's own CUPTI, and runs this with it"
+    "needs cupti-python (env/requirements-counters.txt), which reads the hardware counters; "
+    "`make counters` installs it beside the packages of .venv and measures"
 )
 
 
@@ -34,7 +37,8 @@ class CountersError(RuntimeError):
 
 def missing() -> str | None:
     """Why nothing can be counted here, as far as that is known without a GPU."""
-    return None if importlib.util.find_spec(LIBRARY) else MISSING
+    found = importlib.util.find_spec(LIBRARY) or (BESIDE / LIBRARY).is_dir()
+    return None if found else MISSING
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,24 @@ class Counters:
         self.said = tempfile.TemporaryFile("w+")
         command = [sys.executable, "-m", "rlkernel.overlap.sampler", str(device), str(interval_ns)]
         pipe = subprocess.PIPE
-        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.said, text=True)
-        self._answer()
+        path = filter(None, (str(BESIDE), os.environ.get("PYTHONPATH")))
+        self.child = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self.said, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        )  # fmt: skip
+        try:
+            self._answer()
+        except CountersError:
+            self.close()
+            raise
 
     def __enter__(self) -> Counters:
         return self
 
     def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.child.stdin.close()  # which ends it
         try:
             self.child.wait(PATIENCE_S)

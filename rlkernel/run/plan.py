@@ -81,13 +81,16 @@ class Plan:
 
     @property
     def batches(self) -> list[Batch]:
-        """One launch for everything pending; where placement counts, one for each world size, and
-        one for each environment that a case asks for (`environment(case)` of its module)."""
+        """One launch for everything pending; where placement counts and on GPUs, one for each world
+        size, and one for each environment that a case asks for (`environment(case)` of its module).
+
+        On GPUs, since symmetric memory counts its meetings process by process: ranks that have met
+        in a smaller group wait for the others under numbers that those never come to."""
         wanted = getattr(self.module, "environment", lambda case: {})
         found: dict[tuple, Batch] = {}
         for case, key in self.pending:
             env = wanted(case)
-            apart = case.grid.size if self.nodes > 1 else 0
+            apart = case.grid.size if self.nodes > 1 or self.device == "cuda" else 0
             batch = found.setdefault((apart, *sorted(env.items())), Batch(0, env, []))
             batch.pending.append((case, key))
         return [

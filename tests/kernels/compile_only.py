@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlkernel.contract import ReductionTree
-from rlkernel.kernels import fold, gemm_tokens, gemm_tree, swiglu
+from rlkernel.kernels import bystander, fold, gemm_tokens, gemm_tree, swiglu
 from rlkernel.kernels import norm_gate_backward as gate_backward
 from rlkernel.kernels import norm_gate_forward as gate_forward
 from tests.kernels.disassembly import describe
@@ -143,8 +143,16 @@ def norm_gates(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
         yield f"norm_gate backward {width}", config, result
 
 
+def bystanders(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
+    pointers = {"out": "*fp32", "source": BF16, "target": BF16}
+    options = {"num_warps": bystander.WARPS}
+    for name, fn in (("hold", bystander._hold_kernel), ("copy", bystander._copy_kernel)):
+        result = compiled(fn, pointers, {"BLOCK": bystander.BLOCK}, target, **options)
+        yield f"bystander {name}", None, result
+
+
 def all_of(target: GPUTarget) -> Iterator[tuple[str, object, object]]:
-    for kernels in (gemms, tokens, elementwise, norm_gates):
+    for kernels in (gemms, tokens, elementwise, norm_gates, bystanders):
         yield from kernels(target)
 
 
