@@ -65,7 +65,7 @@ def sharing(rows: Rows):
         axes.axvline(1, color=style.INK, lw=1)
         axes.set_title(gemm)
         axes.tick_params(axis="y", length=0)
-        axes.set_yticks(range(len(own)), [_beside(line) for line in own], color=style.INK)
+        axes.set_yticks(range(len(own)), [beside(line) for line in own], color=style.INK)
         axes.set_ylim(len(own) - 0.5, -0.6)
     most = max(max(line["cycles_ratio"], line["ratio"]["p90"]) for line in lines)
     panels[-1].set_xlim(0.97, 1 + 2.1 * (most - 1))
@@ -73,7 +73,8 @@ def sharing(rows: Rows):
     return figure
 
 
-def _beside(line: dict) -> str:
+def beside(line: dict) -> str:
+    """`32 SMs held`, or what takes none."""
     return f"{line['sms']} {line['beside']}" if line["sms"] else line["beside"]
 
 
@@ -87,7 +88,7 @@ def _state(line: dict) -> str:
 
 def sharing_alt(rows: Rows) -> str:
     told = [
-        f"{line['gemm']} beside {_beside(line)}: cycles {line['cycles_ratio']:.3f}, time "
+        f"{line['gemm']} beside {beside(line)}: cycles {line['cycles_ratio']:.3f}, time "
         f"{line['ratio']['median']:.3f}, tensor cores at work {line['tensor_cycles']:.0%}"
         for line in _lines(rows, "sharing") if line["beside"] != "alone"
     ]  # fmt: skip
@@ -104,7 +105,7 @@ def sharing_table(rows: Rows) -> Table:
               "cycles / alone", "memory read, MB", "memory written, MB", "L2, MB",
               "SMs with a warp", "tensor cores", "MHz"]  # fmt: skip
     body = [
-        [line["gemm"], _beside(line), f"{line['gb_per_s']:,.0f}" if "gb_per_s" in line else "-",
+        [line["gemm"], beside(line), f"{line['gb_per_s']:,.0f}" if "gb_per_s" in line else "-",
          f"{line['median_us']:,.1f} ({line['p10_us']:,.1f}, {line['p90_us']:,.1f})",
          spread(line["ratio"], "{:.3f}".format), f"{line['cycles_ratio']:.3f}",
          *(f"{line[name] / MB:,.0f}" for name in ("dram_read", "dram_written", "l2")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlkernel.figures import counters
 from rlkernel.pages import evidence
 from rlkernel.records import Record
 
@@ -136,6 +137,43 @@ def fused(found: list[Record]) -> list[str]:
         "BF16, hot, interleaved, the same bits; every flag is set and nothing is sent, so this is "
         f"no overlap. From {source(record)}, {record.machine_label}.",
     ]  # fmt: skip
+
+
+def beside(found: list[Record]) -> list[str]:
+    """What a product pays for what runs beside it, by hardware counters."""
+    record = _latest(found, "counters", _has_cycles)
+    if record is None:
+        return []
+    body = [
+        [line["gemm"], counters.beside(line), f"{line['cycles_ratio']:.3f}",
+         f"{line['ratio']['median']:.3f}", f"{line['tensor_cycles']:.0%}", f"{line['mhz']:,.0f}",
+         *(f"{line[name] / 1e6:,.0f}" for name in ("dram_read", "dram_written", "l2"))]
+        for line in _shared(record)
+    ]  # fmt: skip
+    heads = ["product", "beside", "cycles / alone", "time / alone", "tensor cores at work", "MHz",
+             "memory read, MB", "written, MB", "L2, MB"]  # fmt: skip
+    return [
+        *_table(heads, body), "",
+        "One rank's products of the default workload, hot, hardware counters read while both run. "
+        f"From {source(record)}, {record.machine_label}.",
+    ]  # fmt: skip
+
+
+def cycles(record: Record) -> dict[str, str]:
+    """What runs beside a product -> the span, over the products, of its cycles over those alone."""
+    found: dict[str, list[float]] = {}
+    for line in _shared(record):
+        if line["beside"] != "alone":
+            found.setdefault(counters.beside(line), []).append(line["cycles_ratio"])
+    return {name: f"{min(each):.2f} to {max(each):.2f}" for name, each in found.items()}
+
+
+def _shared(record: Record) -> list[dict]:
+    return [line for row in record.rows if _has_cycles(row) for line in row["result"]["lines"]]
+
+
+def _has_cycles(row: dict) -> bool:
+    return any("cycles_ratio" in line for line in row["result"].get("lines", ()))
 
 
 def _has_times(row: dict) -> bool:

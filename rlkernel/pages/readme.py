@@ -57,7 +57,7 @@ def block(found: list[Record]) -> str:
             f"![Time of the deterministic forward over the official layer's]({COST_PICTURE})",
         ]
     lines += [*costs.step(found), *costs.two_gpus(found), *costs.sums(found), *costs.fused(found)]
-    lines += bars.lines(found)
+    lines += [*bars.lines(found), *costs.beside(found)]
     heads = ["Experiment", "Checks that hold", "Closest to its limit", "Machine", "Record"]
     body = []
     for record in found:

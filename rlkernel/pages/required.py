@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rlkernel import records
-from rlkernel.pages import evidence, raw
+from rlkernel.pages import costs, evidence, raw
 from rlkernel.records import Record
 from rlkernel.records.publish import committed_root
 
-EXPERIMENTS = ("a2a-ffn", "a2a-gemm", "exchange", "preflight")
+EXPERIMENTS = ("a2a-ffn", "a2a-gemm", "counters", "exchange", "preflight")
 REAL, ONE = "real nodes", "one host"  # real: as collectives/topology.py tells it from the boots
 PARTIAL = "partial milestone: two real nodes NOT COVERED"
 DEFAULT = {"batch": 512, "tokens": 64, "dim": 1280, "k": 6}
@@ -185,5 +185,9 @@ NEEDS = (
     Need(
         "what the choices in the fused products cost, one GPU", "python -m rlkernel a2a-gemm",
         lambda r: r.experiment == "a2a-gemm" and r.run.get("device") == "cuda",
+    ),
+    Need(
+        "what sharing the chip costs, by hardware counters, one GPU", "make counters",
+        lambda r: r.experiment == "counters" and bool(costs.cycles(r)),
     ),
 )  # fmt: skip

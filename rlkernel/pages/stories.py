@@ -147,7 +147,7 @@ def missing_sum() -> Story:
 def hidden() -> Story:
     story = Story(
         "hidden", "Is communication hidden?", "How much All-to-All does a fused kernel hide behind "
-        "GEMM, on one node and across nodes?", ("a2a-ffn", "a2a-gemm", "exchange"),
+        "GEMM, on one node and across nodes?", ("a2a-ffn", "a2a-gemm", "counters", "exchange"),
         plot=a2a_ffn.TIMES,
     )  # fmt: skip
     found = [r for r in _records("a2a-ffn") if _faultless(r)]
@@ -169,6 +169,12 @@ def hidden() -> Story:
         story.facts.append(Fact(
             f"{_held(record)} checks hold that every schedule gives the sequential call's bits, "
             f"{max(ways, key=len)}, on P = {', '.join(map(str, ranks))}.", (record,),
+        ))  # fmt: skip
+    for record in _fresh_first(r for r in _records("counters") if costs.cycles(r))[:1]:
+        told = "; ".join(f"{name} {span}" for name, span in costs.cycles(record).items())
+        story.facts.append(Fact(
+            f"By hardware counters, cycles of a product over its cycles alone: beside {told}.",
+            (record,),
         ))  # fmt: skip
     drawable = _fresh_first(r for r in found if any("times" in row["result"] for row in r.rows))
     story.shown = story.shown or next(iter(drawable), None)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlkernel.pages import costs, evidence, readme
-from tests.figures import products
+from tests.figures import counted, products
 from tests.pages.test_show import record
 
 
@@ -194,3 +194,14 @@ def test_sums_are_those_of_symmetric_memory(root):
     wires = [r for r in found if r.experiment == "wire"]
     (ours,) = [r for r in wires if any(row["result"].get("lines") for row in r.rows)]
     assert costs.sums([ours, moved_by(ours, "nccl", "over-nccl", "2999", 3)]) == costs.sums([ours])
+
+
+def test_what_a_product_pays_is_read_from_counters(tmp_path):
+    broken = record(tmp_path / "b", [counted.calibration()], experiment="counters")
+    assert costs.beside([broken]) == []
+    told = costs.beside([record(tmp_path / "a", counted.every(), experiment="counters"), broken])
+    held = next(line for line in told if line.startswith("| gemm1 | 32 SMs held |"))
+    assert held == (
+        "| gemm1 | 32 SMs held | 1.430 | 1.260 | 87% | 1,362 | 1,500 | 1,000 | 11,000 |"
+    )
+    assert len([line for line in told if line.startswith("| gemm")]) == 8

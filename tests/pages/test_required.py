@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlkernel.pages import chapters, required
-from tests.figures import exchanges
+from tests.figures import counted, exchanges
 from tests.pages.test_show import record
 
 
@@ -26,3 +26,10 @@ def test_of_a_whole_preflight_the_layers_rows_tell_their_paths(tmp_path):
     told = chapters.Chapters([made])
     assert "preflight/a" in told.fusion() and told.paths()
     assert all("preflight/a" in piece and "chunks: kernel/4" in piece for piece in told.pieces)
+
+
+def test_counters_answer_where_a_product_was_beside_others(tmp_path):
+    (need,) = (n for n in required.NEEDS if "hardware counters" in n.name)
+    part = record(tmp_path / "a", [counted.calibration()], experiment="counters", device="cuda")
+    whole = record(tmp_path / "b", counted.every(), experiment="counters", device="cuda")
+    assert need.answers([part, whole]) == [whole]

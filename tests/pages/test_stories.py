@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlkernel.pages import evidence, required, stories
-from tests.figures import exchanges, layers, products, synthetic
+from tests.figures import counted, exchanges, layers, products, synthetic
 from tests.pages.test_show import GPUS, record
 from tests.pages.test_submission import row as exchange
 
@@ -118,6 +118,14 @@ def test_the_sign_and_size_of_what_is_hidden(results, gain, word, good):
     assert f"{gain:.3f} times as fast" in story.facts[0].text
     gaps = [f"NOT MEASURED: {need.name}" for need in (required.BACKWARD, required.EMULATED)]
     assert [what for what, _ in story.gaps] == [*gaps, required.PARTIAL]
+
+
+def test_counters_say_what_a_product_pays(results):
+    made(results, "counters", "gpu", [counted.calibration()], device="cuda")
+    assert not any("hardware counters" in fact.text for fact in stories.hidden().facts)
+    made(results, "counters", "more", counted.every(), device="cuda")
+    (told,) = (f.text for f in stories.hidden().facts if "hardware counters" in f.text)
+    assert "32 SMs held 1.43 to 1.43" in told and "alone 1" not in told
 
 
 def test_noise_is_no_verdict(results):
