@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -62,6 +63,7 @@ def played(tmp_path, monkeypatch):
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv("PLAYED_END", str(tmp_path / "end"))
+    monkeypatch.setattr(counters, "BESIDE", tmp_path)  # not where `make counters` may have put it
 
     def how(word: str = "well"):
         monkeypatch.setenv("PLAYED", word)
@@ -127,6 +129,36 @@ def test_a_reader_that_never_began_leaves_no_process(played, monkeypatch):
     assert [child.returncode for child in started] == [1]
 
 
+def test_a_rank_that_is_killed_takes_its_sampler_along(played):
+    played()
+    code = """
+        import sys, time
+        from rlkernel.overlap import counters
+        counters.BESIDE = sys.argv[1]
+        reader = counters.Counters(0, 20)
+        print(reader.child.pid, flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(counters.BESIDE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank:
+        sampler = int(rank.stdout.readline())
+        assert _runs(sampler)
+        rank.kill()
+    until = time.monotonic() + 20
+    while _runs(sampler) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(sampler)
+
+
+def _runs(pid: int) -> bool:
+    """A dead child whose parent has not asked for it does not count."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_it_says_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(counters, "BESIDE", tmp_path)
     monkeypatch.setattr(counters, "LIBRARY", "no_such_library")
@@ -167,8 +199,6 @@ def test_the_sampler_needs_no_torch():
 
 
 def _imported(module: str) -> str:
-    import subprocess
-
     code = f"import {module}, sys; print(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return " ".join(name for name in done.stdout.split() if "." not in name)
