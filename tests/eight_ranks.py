@@ -1,30 +1,31 @@
-"""One launch of eight real ranks under torchrun, and the program that each of them runs."""
+"""One launch of eight real ranks, and the program that each of them runs."""
 
 from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests import forked
+
 RANKS = 8
 
 
 def launch(program: Path, out: Path) -> dict[int, dict[str, str | None]]:
     """What every rank says of every check: {rank: {check: traceback or None}}."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={RANKS}", str(program), str(out)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+    ranks = [
+        forked.start(program, str(out), said=out / f"rank{own['RANK']}", **own)
+        for own in forked.world(RANKS)
+    ]
+    well = forked.wait(ranks, 280)
+    printed = "".join(file.read_text()[-2000:] for file in sorted(out.glob("*.err")))
     found = {rank: out / f"rank{rank}.json" for rank in range(RANKS)}
-    assert all(file.exists() for file in found.values()), done.stderr[-4000:]
+    assert all(file.exists() for file in found.values()), printed
     said = {rank: json.loads(file.read_text()) for rank, file in found.items()}
-    assert done.returncode == 0 or any(any(s.values()) for s in said.values()), done.stderr[-4000:]
+    assert well or any(any(s.values()) for s in said.values()), printed
     return said
 
 

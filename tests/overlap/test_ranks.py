@@ -1,4 +1,4 @@
-"""The checks of ranks.py, one test each, from one launch of eight real ranks under torchrun."""
+"""The checks of ranks.py, one test each, from one launch of eight real ranks."""
 
 import ast
 from pathlib import Path
