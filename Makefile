@@ -16,6 +16,9 @@ PYTEST = .venv/bin/python -m pytest
 REPORTED = tests/audit tests/experiments tests/pages
 SYNCED = $(if $(filter output-sync,$(.FEATURES)),-Otarget)
 
+# Hundreds of processes import the package: it is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup report test preflight lab notebook sweep readme publish refresh counters submission clean
 
