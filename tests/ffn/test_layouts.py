@@ -127,18 +127,17 @@ def test_ranks_share_a_gpu_under_gloo_only():
 
 def test_triton_and_the_twin_give_the_layer_the_same_digest(root):
     """The kernels' own code in Triton's interpreter, FP32 joints and strided operands included."""
-    here = torch.device("cpu")
-    for contract, dx in (("tree8.bf16", "packed"), ("tree8.fp32", "separate")):
-        program = (
-            "import torch; from rlkernel.ffn.exactness import single; "
-            f"print(single(12, 64, 128, 11, torch.device('cpu'), {contract!r}, {dx!r})[1])"
-        )
-        env = {**os.environ, "TRITON_INTERPRET": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=root, env=env, capture_output=True, text=True
-        )
-        digest = exactness.single(12, 64, 128, 11, here, contract, dx)[1]
-        assert done.stdout.strip() == digest, done.stderr[-2000:]
+    asked = [("tree8.bf16", "packed"), ("tree8.fp32", "separate")]
+    program = (
+        "import torch; from rlkernel.ffn.exactness import single\n"
+        f"for how in {asked!r}: print(single(12, 64, 128, 11, torch.device('cpu'), *how)[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    here = [exactness.single(12, 64, 128, 11, torch.device("cpu"), *how)[1] for how in asked]
+    assert done.stdout.split() == here, done.stderr[-2000:]
 
 
 # -- the command line ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from rlkernel import records
 from rlkernel.experiments.case import UsageError
-from rlkernel.pages import evidence, report
+from rlkernel.pages import evidence, render, report
 from rlkernel.run import launch
 
 PAGES = ("index", "00_start", "01_tp_swiglu", "02_tp_gqa", "03_which_sum", "04_determinism")
@@ -154,10 +155,13 @@ def test_again_is_quick_and_a_changed_package_changes_the_time_only(
 
 
 def test_an_edit_makes_older_results_stale(beside, tmp_path, root):
-    """A copy of the tree with one edited line, given this one's records: marked, not hidden."""
+    """A copy of the tree with one edited line, given one record of this one: marked, not hidden."""
+    assert "holds" in render.record_table() and "stale" not in render.record_table()
     tree = tmp_path / "tree"
     shutil.copytree(root / "rlkernel", tree / "rlkernel", ignore=shutil.ignore_patterns("__py*"))
-    run = records.find("tp-swiglu", beside.results)[0].path
+    found = records.find("tp-swiglu", beside.results)[0].path
+    run = tmp_path / "results" / "tp-swiglu" / found.name
+    shutil.copytree(found, run)
     look = (
         "import sys\nfrom rlkernel import records\n"
         "from rlkernel.pages import evidence, render, show\n"
@@ -177,7 +181,7 @@ def test_an_edit_makes_older_results_stale(beside, tmp_path, root):
     block = tree / "rlkernel" / "reconstruct" / "swiglu.py"
     with subprocess.Popen(
         [sys.executable, "-c", look], cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True,
+        env=os.environ | {"RLKERNEL_RESULTS": str(tmp_path / "results")}, text=True,
     ) as looking:  # fmt: skip
         assert ask() == "False False False"
         block.write_text(block.read_text() + "\n# a remark changes nothing\n")
