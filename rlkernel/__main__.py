@@ -272,9 +272,12 @@ def _publish(rest: list[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder with status ok")
     parser.add_argument("--name", help="the name to publish it under (the folder's own)")
     options = _parse(parser, rest)
-    from rlkernel.records.publish import publish
+    from rlkernel.records.publish import Refused, publish
 
-    print(_shown(publish(options.run, options.name)))
+    try:
+        print(_shown(publish(options.run, options.name)))
+    except Refused as error:
+        raise UsageError(str(error)) from error
     return 0
 
 

@@ -222,8 +222,9 @@ def test_a_record_that_cannot_be_written_is_exit_3(tmp_path, capsys):
 def test_publish_prints_where_it_went(results, capsys, monkeypatch):
     monkeypatch.chdir(results)
     folder = RunFolder.create("toy", "s" * 8, "k" * 8, {}, results)
-    assert command_line.main(["publish", str(folder.path)]) == 3
-    assert "this one is running" in capsys.readouterr().err
+    for asked, said in ((folder.path, "this one is running"), (results / "no", "no record here")):
+        assert command_line.main(["publish", str(asked)]) == 2
+        assert said in capsys.readouterr().err
     folder.update(status="ok", verdict={"passed": True})
     assert command_line.main(["publish", str(folder.path), "--name", "first"]) == 0
     assert capsys.readouterr().out == f"{os.path.join('published', 'toy', 'first')}\n"

@@ -192,7 +192,16 @@ def layer(rows: Rows):
     if not whole and not shares:
         return _gap()
     figure = style.canvas(style.WIDTH, 2.9)
-    left, right = figure.subplots(1, 2, width_ratios=[1.7, 1])
+    ratios = [1.7] * bool(whole) + [1] * bool(shares)
+    panels = list(figure.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0])
+    if whole:
+        _whole(panels[0], whole)
+    if shares:
+        _pass(panels[-1], shares)
+    return figure
+
+
+def _whole(left, whole: list[dict]) -> None:
     for y, line in enumerate(whole):
         us = line["median_us"]
         left.barh(y, us, height=0.72, color=WAYS[line["variant"]], lw=0, gid="time")
@@ -208,6 +217,9 @@ def layer(rows: Rows):
     left.set_xlim(left=0)
     left.xaxis.set_major_formatter(micro)
     left.set_title("the layer, nothing sent; tick: floor of its products")
+
+
+def _pass(right, shares: list[tuple[str, dict, float]]) -> None:
     for x, (_, share, bar) in enumerate(shares):
         colour = style.PASS if share["median"] >= bar else style.FAIL
         right.bar(x, share["median"], width=0.55, color=colour, lw=0, gid="share")
@@ -218,7 +230,6 @@ def layer(rows: Rows):
     right.set_xticks(range(len(shares)), [name for name, *_ in shares], color=style.INK)
     right.set_ylim(0, 1.2)
     right.set_title("element-wise pass: bandwidth / a copy's")
-    return figure
 
 
 def layer_alt(rows: Rows) -> str:

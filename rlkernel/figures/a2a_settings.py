@@ -30,7 +30,7 @@ def settings(rows: Rows):
     and beside them, hollow, the same settings as the schedule's own."""
     found = _timed(rows)
     if not found:
-        return schedules.gap("no none under other settings was timed", COMMAND)
+        return schedules.gap("none under other settings was not timed", COMMAND)
     figure = style.canvas(style.WIDTH, 1.0 + 0.5 * len(found))
     axes = figure.subplots()
     for place, line in enumerate(found):

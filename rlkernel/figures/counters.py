@@ -146,8 +146,8 @@ def loads(rows: Rows):
                label="memory rate / a copy's", gid="rate")  # fmt: skip
     right.set_title("busy")
     right.set_xlabel("share")
-    left.legend(frameon=False, fontsize=8.5, loc="upper right")
-    right.legend(frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(0.12, 1.0))
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=8.5, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     left.set_yticks(list(ys), names, color=style.INK)
     left.set_ylim(len(lines) - 0.4, -0.6)
     return figure

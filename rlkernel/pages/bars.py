@@ -110,7 +110,7 @@ BARS = (
     *_nodes,
     *_peaks,
 )  # fmt: skip
-HEADER = ["bar", "must", "beyond", "measured (p10, p90)", "read", "record", "machine", "verdict"]
+HEADER = ["bar", "must", "beyond", "measured (p10, p90)", "read", "verdict", "record", "machine"]
 
 
 def readings(found: Iterable[Record]) -> list[tuple[Bar, Reading | None]]:
@@ -131,8 +131,7 @@ def table(
     """A line a bar. where: how a record is named."""
     body = []
     for bar, read in readings(found):
-        *cells, verdict = _cells(bar, read)
-        body.append([*cells, *(_sources(read.found, where) if read else ["-"] * 2), verdict])
+        body.append([*_cells(bar, read), *(_sources(read.found, where) if read else ["-"] * 2)])
     return HEADER, body
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,6 +103,18 @@ def timed(found: Evidence, **workload) -> Evidence:
     sizes = ", ".join(f"{name} {value}" for name, value in workload.items())
     missing = f"{shown(found.local.path)} holds no times at {sizes}"
     return replace(found, local=None, published=published, missing=missing)
+
+
+def not_covered(found: Iterable[Record]) -> list[str]:
+    """What no record of an experiment covers, of all these: a line that one of them does not say
+    was covered there.
+    """
+    lists: dict[str, list[list[str]]] = {}
+    for record in found:
+        lists.setdefault(record.experiment, []).append(record.run.get("not_covered", []))
+    shared = (line for first, *others in lists.values() for line in first
+              if all(line in other for other in others))  # fmt: skip
+    return list(dict.fromkeys(shared))
 
 
 def is_stale(record: Record) -> bool:

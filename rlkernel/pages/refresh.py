@@ -82,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     found = chosen(asked.pattern, asked.stale)
     if not found:
-        print("refresh: no published record fits", file=sys.stderr)
+        asked_for = " ".join([*asked.pattern, *["--stale"] * asked.stale])
+        print(f"refresh: no published record fits {asked_for}; --list names all", file=sys.stderr)
         return 2
     told = []
     for number, record in enumerate(found, 1):

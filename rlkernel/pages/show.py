@@ -17,7 +17,7 @@ from pathlib import Path
 from IPython.display import display
 
 from rlkernel.figures import Plot, style
-from rlkernel.pages.evidence import Evidence, is_stale, place
+from rlkernel.pages.evidence import Evidence, is_stale, not_covered, place
 from rlkernel.records import Record, environment, label
 
 CARDS = Path(__file__).parent / "template" / "cards.css"
@@ -184,14 +184,17 @@ def verdict(evidence: Evidence, title: str) -> None:
 
 
 def coverage(evidence: Iterable[Evidence] | Evidence) -> None:
-    """COVERED and NOT COVERED, as the records say them. Where an experiment has parts, which of
-    them were measured stands below: its lists speak of all.
+    """COVERED as the first record of each evidence says it; NOT COVERED what all of them leave
+    open, published ones as well. Where an experiment has parts, which of them were measured stands
+    below: its lists speak of all.
     """
     all_of = [evidence] if isinstance(evidence, Evidence) else list(evidence)
     told = [r.run for e in all_of for r in e.records[:1]]
+    covered = dict.fromkeys(line for run in told for line in run.get("covered", ()))
+    lacking = not_covered(r for e in all_of for r in e.records)
     columns = ""
-    for name, key in (("COVERED", "covered"), ("NOT COVERED", "not_covered")):
-        lines = dict.fromkeys(line for run in told for line in run.get(key, ()))
+    for name, key, lines in (("COVERED", "covered", covered),
+                             ("NOT COVERED", "not_covered", lacking)):  # fmt: skip
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
         columns += f'<div class="rk-{key}"><h4>{name}</h4><ul>{items}</ul></div>'
     parts = dict.fromkeys(part for run in told for part in _parts(run))

@@ -65,7 +65,8 @@ class Story:
     def coverage(self, key: str) -> tuple[list[str], int]:
         """The first lines of `covered` or `not_covered` of its records, and how many there are."""
         used = {r.path: r for fact in self.facts for r in fact.found}.values()
-        lines = dict.fromkeys(line for r in used for line in r.run.get(key, ()))
+        told = (line for r in used for line in r.run.get(key, ()))
+        lines = dict.fromkeys(evidence.not_covered(used) if key == "not_covered" else told)
         for gap, _ in self.gaps:  # which stands there with its command
             lines.pop(gap, None)
         return list(lines)[:SHORT], len(lines)
@@ -200,12 +201,16 @@ def _ratios(record: Record, what: str, words: str) -> str:
 def _overlap(line: Line) -> str:
     exposed, share = line.timed.get("exposed"), line.estimate["median"]
     hides = f"{signed(share)} ({schedules.noise(line)})" if line.noisy else signed(share)
-    more = " (more than all: its products are faster, too)" if share > 1 else ""
-    told = f", {exposed:.2f} of it exposed" if exposed is not None else ""
+    more = ", more than all since its products are faster, too" if share > 1 else ""
+    left = ""
+    if exposed is not None:
+        amount = f"{exposed:.2f}" if exposed > 0 else f"nothing ({exposed:+.2f})"
+        left = f"; beside its own kernels without communication {amount} stays exposed"
     return (
-        f"The plugin's kernel ({line.path.partition(':')[0]}) hides {hides} of the communication"
-        f"{more}{told}: {line.direction} {line.speedup['median']:.3f} times as fast as the "
-        f"sequential call, of at most {line.ceiling:.3f}"
+        f"The plugin's kernel ({line.path.partition(':')[0]}), {line.direction}: "
+        f"{line.speedup['median']:.3f} times as fast as the sequential call, where hiding alone "
+        f"allows {line.ceiling:.3f}. By the estimate it hides {hides} of the communication{more}"
+        f"{left}"
     )
 
 

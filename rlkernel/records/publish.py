@@ -25,6 +25,10 @@ from rlkernel.records.store import (
 SMALL = 1_500_000  # bytes of samples, and of traces, that a repository may carry for one run
 
 
+class Refused(RecordError):
+    """What was asked for cannot be published, and nothing was written."""
+
+
 def committed_root() -> Path:
     """The results folder whose published/ is committed: $RLKERNEL_PUBLISHED, or results/ in the
     repository. It does not move with the runs.
@@ -36,21 +40,24 @@ def committed_root() -> Path:
 def publish(run_path: Path | str, name: str | None = None, root: Path | None = None) -> Path:
     """Copy a run to <root>/published/<experiment>/<name>/, root: committed_root() by default.
 
-    Raises RecordError for a run that is not finished, and for a name that is taken: committed
-    evidence is never overwritten.
+    Raises Refused for what is no run, or none that is finished, and for a name that is taken:
+    committed evidence is never overwritten. RecordError where it cannot be written.
     """
-    record = read(run_path)
+    try:
+        record = read(run_path)
+    except RecordError as error:
+        raise Refused(str(error)) from error
     if record.status != "ok":
         reason = record.run.get("reason")
         why = f" ({reason})" if reason else ""
-        raise RecordError(f"only a finished run is evidence: this one is {record.status}{why}")
+        raise Refused(f"only a finished run is evidence: this one is {record.status}{why}")
     name = name or Path(run_path).resolve().name
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise RecordError(f"{name!r} is no name for a run: use letters, digits, '-', '_', '.'")
+        raise Refused(f"{name!r} is no name for a run: use letters, digits, '-', '_', '.'")
     home = Path(root or committed_root()) / "published" / record.experiment
     target = home / name
     if target.exists():
-        raise RecordError(f"{record.experiment}/{name} is published already: choose another name")
+        raise Refused(f"{record.experiment}/{name} is published already: choose another name")
 
     run = {key: value for key, value in record.run.items() if key != "process"}
     samples = record.path / SAMPLES

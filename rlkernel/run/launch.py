@@ -336,7 +336,9 @@ def _fail(asked, folder, status, code, reason, seconds, failures=None, details="
     if code == MISUSED:
         raise RunError(code, record, f"{asked.module.NAME}: {reason}\n{done}")
     others = [f"rank {f['rank']}: {f['reason']}" for f in failures]
-    lines = [f"{asked.module.NAME} {status}: {reason}", scrub(details).rstrip(), *others, done]
+    # Who stops a run knows why: where each rank stood is in the record, not on the screen.
+    shown = "" if status == "interrupted" else scrub(details).rstrip()
+    lines = [f"{asked.module.NAME} {status}: {reason}", shown, *others, done]
     raise RunError(code, record, "\n".join(line for line in lines if line))
 
 

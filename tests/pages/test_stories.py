@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlkernel import records
 from rlkernel.pages import evidence, required, stories
 from tests.figures import counted, exchanges, layers, products, synthetic
 from tests.pages.test_show import GPUS, record
@@ -114,10 +115,29 @@ def test_the_sign_and_size_of_what_is_hidden(results, gain, word, good):
     share = (exchanges.SERIAL - exchanges.SERIAL / gain) / exchanges.COMM
     assert (story.word, story.good) == (word, good)
     assert f"hides {share:+.2f} of the communication" in story.facts[0].text
-    assert ("communication (more than all" in story.facts[0].text) == (share > 1)
+    assert ("communication, more than all" in story.facts[0].text) == (share > 1)
     assert f"{gain:.3f} times as fast" in story.facts[0].text
     gaps = [f"NOT MEASURED: {need.name}" for need in (required.BACKWARD, required.EMULATED)]
     assert [what for what, _ in story.gaps] == [*gaps, required.PARTIAL]
+
+
+@pytest.mark.parametrize("exposed, told", [(0.19, "0.19"), (-0.18, "nothing (-0.18)")])
+def test_what_stays_exposed_is_told_and_never_as_less_than_nothing(results, exposed, told):
+    row = exchange(gains={"kernel/4": 1.2}, timed=("hot",))
+    row["result"]["times"]["hot"]["schedules"]["kernel/4"]["exposed"] = exposed
+    made(results, "a2a-ffn", "gpu", [row], device="cuda", environment=GPUS)
+    assert f"without communication {told} stays exposed" in stories.hidden().facts[0].text
+
+
+def test_what_one_record_covers_no_longer_counts_as_open(results):
+    row = exchange(gains={"kernel/4": 1.2}, timed=("hot",))
+    for name, lacking in (("a", ["gradients", "a link"]), ("b", ["a link", "peak memory"])):
+        made(results, "a2a-ffn", name, [row], device="cuda", environment=GPUS, not_covered=lacking)
+    both = records.find("a2a-ffn")
+    assert evidence.not_covered(both) == ["a link"]
+    assert evidence.not_covered(both[:1]) == both[0].run["not_covered"]
+    other = made(results, "exchange", "c", [row], not_covered=["two nodes", "a link"])
+    assert evidence.not_covered([*both, other]) == ["a link", "two nodes"]
 
 
 def test_counters_say_what_a_product_pays(results):
