@@ -2,8 +2,8 @@
 
 Hardware counters answer, read at a fixed interval while everything runs as it does: bytes of memory
 and L2, SMs with a warp on them, tensor cores at work, the clock. One rank of P is by itself on one
-GPU and nothing is sent. What an exchange would take is held back by bystanders, one thing at a
-time: SMs without bytes, bytes without SMs, both.
+GPU and nothing is sent. What an exchange would take is taken by bystanders: SMs without bytes,
+bytes without SMs, both.
 """
 
 from __future__ import annotations

@@ -146,8 +146,9 @@ def loads(rows: Rows):
                label="memory rate / a copy's", gid="rate")  # fmt: skip
     right.set_title("busy")
     right.set_xlabel("share")
-    for axes in (left, right):
-        axes.legend(frameon=False, fontsize=8.5, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    for axes in (left, right):  # above what they tell of, which may reach everywhere
+        axes.legend(frameon=False, fontsize=8.5, loc="lower right", ncols=2, borderaxespad=0,
+                    bbox_to_anchor=(1, 1))  # fmt: skip
     left.set_yticks(list(ys), names, color=style.INK)
     left.set_ylim(len(lines) - 0.4, -0.6)
     return figure
@@ -270,9 +271,9 @@ SHARING = Plot(
     sharing,
     sharing_alt,
     sharing_table,
-    HOW + "Bystanders take one thing at a time. Cycles leave the clock out, which rises where "
-    "fewer SMs multiply under one power cap. Bytes are those of a call, the bystander's among "
-    "them.",
+    HOW + "Bystanders take one thing at a time. Cycles leave the clock out, which is another one "
+    "where fewer SMs multiply. Bytes of a call and SMs with a warp are those of both. Over all SMs "
+    "of the chip, so tensor cores of those that a bystander has are idle ones.",
 )
 LOADS = Plot(
     "What each kernel moves and keeps busy",
@@ -281,12 +282,17 @@ LOADS = Plot(
     loads_table,
     HOW + "The first line is a copy of known bytes, for which the counters are held to 2 %. What "
     "leaves a fused product is written twice where a peer's half is copied to the caller. Each "
-    "kernel runs by itself until the clock has settled: times of two lines share no state.",
+    "kernel runs by itself until the clock has settled: times of two lines share no state. A few "
+    "per cent of tensor cores are counted where nothing is multiplied, too: why was not looked "
+    "into.",
 )
 OVER_TIME = Plot(
     "The layer's forward over time",
     over_time,
     over_time_alt,
     over_time_table,
-    HOW + "First product, the pass between, second product; nothing is sent.",
+    HOW + "First product, the pass between, second product; nothing is sent. `none` packs ahead of "
+    "the first and behind the second, and is one call by itself: between two launches the chip may "
+    "wait for the host. The counters start in a pause, so the clock is that of the first "
+    "milliseconds, not a settled one.",
 )

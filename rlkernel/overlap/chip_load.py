@@ -5,7 +5,7 @@ hardware counters.
     main   | product, product, ... until the chip is hot |   lead  | product, ... product |
                                                counters on^        |<------ counted ----->|
 
-A bystander holds one thing back that an exchange would take: SMs and no bytes, bytes and no SM, or
+A bystander takes something that an exchange would take: SMs and no bytes, bytes and no SM, or
 both. It is there from the start, so that the power cap has settled on a clock for the two of them,
 and outlasts the products, so that all of them run beside it.
 """
@@ -216,7 +216,9 @@ def _heat(work: Work) -> None:
 
 
 def timeline(counters: Counters, work: Work) -> dict[str, list[float]]:
-    """One call, hot: {"us": end of each interval, TOTALS: GB/s, SHARES, "mhz"}."""
+    """One call: {"us": end of each interval, TOTALS: GB/s, SHARES, "mhz"}. The chip is hot, but for
+    the pause in which the counters start: the clock is that of a call's first milliseconds.
+    """
     _heat(work)
     counters.start()
     begin = time.time_ns()

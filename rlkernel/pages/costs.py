@@ -152,10 +152,15 @@ def beside(found: list[Record]) -> list[str]:
     ]  # fmt: skip
     heads = ["product", "beside", "cycles / alone", "time / alone", "tensor cores at work", "MHz",
              "memory read, MB", "written, MB", "L2, MB"]  # fmt: skip
+    at = next(row["case"]["parameters"] for row in record.rows if _has_cycles(row))
+    size = f"(B, T, D, k) = ({at['batch']}, {at['tokens']}, {at['dim']}, {at['k']})"
+    costs = [row["result"].get("sampling_costs") for row in record.rows]
+    read = [f" A call while they are read takes {cost:.3f} of its time." for cost in costs if cost]
     return [
         *_table(heads, body), "",
-        "One rank's products of the default workload, hot, hardware counters read while both run. "
-        f"From {source(record)}, {record.machine_label}.",
+        f"One rank's products of {size} on P = {at['ranks']}, BF16, hot; hardware counters of the "
+        f"whole GPU, of both that run.{''.join(read)} From {source(record)}, "
+        f"{record.machine_label}.",
     ]  # fmt: skip
 
 
@@ -173,7 +178,8 @@ def _shared(record: Record) -> list[dict]:
 
 
 def _has_cycles(row: dict) -> bool:
-    return any("cycles_ratio" in line for line in row["result"].get("lines", ()))
+    """Of a product beside others that lasted, each interval counted."""
+    return row["passed"] and any("cycles_ratio" in line for line in row["result"].get("lines", ()))
 
 
 def _has_times(row: dict) -> bool:

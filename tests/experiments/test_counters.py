@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import pytest
 
+from rlkernel import records
 from rlkernel.collectives.groups import alone
 from rlkernel.experiments import counters as it
 from rlkernel.experiments.case import UsageError, parse_params
 from rlkernel.overlap import chip_load
 from rlkernel.run import plan
 
+SMS = 132  # of an H200
 LINE = {"us": 500.0, "dram_read": 1000.0, "dram_written": 1000.0, "l2": 3000.0, "sm_cycles": 0.9,
         "tensor_cycles": 0.8, "mhz": 1500.0, "gap_ns": 20_000}  # fmt: skip
 
@@ -54,6 +56,8 @@ def test_a_machine_without_a_gpu_or_the_library_says_so(monkeypatch):
     assert plan.make("counters", params, None, True).skip == "needs cupti-python"
     monkeypatch.setattr(it, "lacks", lambda: None)
     assert plan.make("counters", params, None, True).skip is None
+    monkeypatch.setattr(plan, "place", lambda *_: ("cuda", "needs 1 GPU"))
+    assert plan.make("counters", params, None, True).skip == "needs 1 GPU"
 
 
 def test_on_gpus_each_world_size_has_a_launch_of_its_own(monkeypatch):
@@ -107,15 +111,28 @@ def test_calibration(monkeypatch, line, idle, failed):
     assert result["passed"] == (not failed) and result["sampling_costs"] == 1.01
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_sharing_pairs_each_round_with_the_product_alone(monkeypatch, early):
+def test_the_fault_is_half_of_the_copy(monkeypatch):
+    asked = []
+    monkeypatch.setattr(chip_load, "copied", lambda device, half: asked.append(half) or COPY)
+    monkeypatch.setattr(chip_load, "window", lambda *_: LINE)
+    monkeypatch.setattr(chip_load, "idle", lambda *_: STILL)
+    monkeypatch.setattr(chip_load, "cost", lambda *_: 1.01)
+    monkeypatch.setattr(chip_load, "products", lambda *_: {"gemm1": None})
+    for fault in it.FAULTS:
+        it._calibration(it.cases(it.Params(fault=fault))[0], alone(), None, None)
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize(("early", "gap_us"), [(False, 20), (True, 20), (False, 60)])
+def test_sharing_pairs_each_round_with_the_product_alone(monkeypatch, early, gap_us):
     held = chip_load.Bystander(None, 10.0, 0, 32)
     seen = []
 
     def window(counters, work, calls, beside=None, alone_us=0.0):
         seen.append((work, beside is held, alone_us))
+        first = len(seen) == 5
         more = {"lasted": not (early and work == "two"), "gb_per_s": 0.0}
-        base = LINE | {"us": 500.0 + len(seen)}
+        base = LINE | {"us": 500.0 + len(seen), "gap_ns": 1000 * (gap_us if first else 20)}
         return base | ({"us": 2 * base["us"], "mhz": 1800.0, **more} if beside else {})
 
     result = played(
@@ -125,12 +142,12 @@ def test_sharing_pairs_each_round_with_the_product_alone(monkeypatch, early):
     )  # fmt: skip
     lines = {(line["gemm"], line["beside"]): line for line in result["lines"]}
     assert len(seen) == 2 + 3 * 4 and len(result["samples"]) == 3 * 4
-    assert all(alone_us > 500 for _, beside, alone_us in seen if beside)
+    assert {(work, us) for work, beside, us in seen if beside} == {("one", 501), ("two", 502)}
     base, other = lines["gemm1", "alone"], lines["gemm1", "SMs held"]
     assert base["ratio"]["median"] == base["cycles_ratio"] == 1.0 and base["sms"] == 0
     assert other["ratio"]["median"] == pytest.approx(2.0, rel=0.02) and other["sms"] == 32
     assert other["cycles_ratio"] == pytest.approx(2.4, rel=0.02)  # the clock rose by a fifth
-    assert "gb_per_s" not in base and result["passed"] == (not early)
+    assert "gb_per_s" not in base and result["passed"] == (not early and gap_us < 40)
     if early:
         assert result["checks"][1][2] == "3 ended early"
     header, body = it.table(it.Params(), [ran("sharing", result)])
@@ -168,3 +185,21 @@ def test_what_is_told_follows_the_parts_that_ran():
     rows[0]["result"] = {**result, "checks": [["a", False, "2", "1"]]}
     assert not it.verdict(params, rows)["passed"] and not it.verdict(params, [])["passed"]
     assert it.summary(params, rows)["parts"]["sharing"]["passed"]
+
+
+def test_what_is_published_agrees_with_what_is_known_without_counters(published):
+    """Tensor cores do 4096 FLOPs a cycle and SM; what the library writes, it writes once."""
+    found = records.find("counters", published.parent, published=True)
+    (record,) = (r for r in found if r.passed)
+    rows = {row["case"]["parameters"]["part"]: row for row in record.rows}
+    at = rows["kernels"]["case"]["parameters"]
+    lines = {line["kernel"]: line for line in rows["kernels"]["result"]["lines"]}
+    flops = 2 * at["batch"] * at["tokens"] * at["dim"] ** 2 * at["k"]  # of gemm2 and dh
+    for name, times in {"gemm1": 2, "gemm2": 1, "dh": 1, "dx": 2}.items():
+        for way in ("library", "fused"):
+            line = lines[f"{name}, {way}"]
+            did = line["tensor_cycles"] * line["us"] * line["mhz"] * SMS * 4096
+            assert did == pytest.approx(times * flops, rel=0.01)
+        line = lines[f"{name}, library"]
+        assert line["dram_written"] == pytest.approx(line["written"], rel=0.01)
+        assert line["dram_read"] > line["read"]

@@ -78,6 +78,10 @@ def _a_library() -> str:
     return found.pop() if found else ctypes.util.find_library("m")
 
 
+def test_each_counter_has_a_name_of_its_own():
+    assert len(set(METRICS.values())) == len(METRICS)
+
+
 def test_two_windows_and_no_process_left(played):
     end = played()
     with Counters(0, 20) as reader:
@@ -116,6 +120,18 @@ def test_silence_ends(played, monkeypatch):
         with pytest.raises(CountersError, match="ended with -9"):
             reader.stop()
     assert time.monotonic() - began < 30 and reader.child.returncode == -9
+
+
+def test_an_answer_in_time_lets_it_live_and_the_end_waits_no_longer(played, monkeypatch):
+    played("silent")
+    reader = Counters(0, 20)
+    monkeypatch.setattr(counters, "PATIENCE_S", 1.0)
+    reader.start()
+    time.sleep(1.5)
+    assert reader.child.poll() is None
+    reader.child.stdin.write("stop\n")  # nobody reads the answer, which never comes
+    reader.close()
+    assert reader.child.returncode == -9
 
 
 def test_a_reader_that_never_began_leaves_no_process(played, monkeypatch):

@@ -205,3 +205,7 @@ def test_what_a_product_pays_is_read_from_counters(tmp_path):
         "| gemm1 | 32 SMs held | 1.430 | 1.260 | 87% | 1,362 | 1,500 | 1,000 | 11,000 |"
     )
     assert len([line for line in told if line.startswith("| gemm")]) == 8
+    assert "(B, T, D, k) = (512, 64, 1280, 6) on P = 2" in told[-1] and "takes 1.005 of" in told[-1]
+    failed = [row | {"passed": row["case"]["parameters"]["part"] != "sharing"}
+              for row in counted.every()]  # fmt: skip
+    assert costs.beside([record(tmp_path / "c", failed, experiment="counters")]) == []

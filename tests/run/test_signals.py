@@ -47,7 +47,9 @@ def test_a_signal_to_the_launcher(tmp_path, marked, number, status):
     assert f"{number.name} came to the launcher" in record.run["reason"]
     assert len(record.rows) == 1 and len(record.run["failures"]) == 2
     if not died:
-        assert f"toy {status}: {number.name}" in err and "in hang_here" in err
+        assert f"toy {status}: {number.name}" in err
+        assert any("in hang_here" in failure["traceback"] for failure in record.run["failures"])
+        assert ("in hang_here" in err) == (number != signal.SIGINT), "who stops it knows why"
         assert str(ROOT) not in err, "what a notebook's cell shows ends up in a page"
         assert out.splitlines()[-1] == str(record.path)
 
