@@ -15,6 +15,7 @@ and where it has them:
 NODES                        on how many nodes its ranks belong; two agents stand for them
 environment(case)            variables that the ranks of a case start with, a launch for each set
 coverage(params, rows)       both lists, where they follow from the rows
+lacks()                      why this machine cannot measure it, beyond its GPUs
 
 This file is part of every experiment's source, so a new one is named in registry.py.
 """

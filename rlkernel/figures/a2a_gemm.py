@@ -5,10 +5,10 @@ from __future__ import annotations
 from matplotlib.lines import Line2D
 
 from . import Plot, Rows, Table, style
-from .schedules import micro, spread
+from .schedules import gap, micro, spread
 
-COMMAND = "python -m rlkernel a2a-gemm"
-NOT_MEASURED = f"NOT MEASURED here: needs 1 GPU (SM90): {COMMAND}"
+NEEDS, COMMAND = "needs 1 GPU (SM90)", "python -m rlkernel a2a-gemm"
+NOT_MEASURED = f"NOT MEASURED here: {NEEDS}: {COMMAND}"
 LOOKS = {
     "gemm1": ("GEMM1, arriving", style.RANKS[0], "o"),
     "gemm2": ("GEMM2, leaving", style.RANKS[1], "s"),
@@ -272,12 +272,4 @@ LAYER = Plot(
 
 
 def _gap():
-    figure = style.canvas(style.WIDTH, 1.3)
-    axes = figure.subplots()
-    style.bare(axes)
-    box = {"boxstyle": "round,pad=1.1", "facecolor": "#fdf5dc", "edgecolor": "#7a5a00", "ls": "--"}
-    axes.text(
-        0.5, 0.5, f"NOT MEASURED here: needs 1 GPU (SM90)\n{COMMAND}", ha="center", va="center",
-        color="#7a5a00", fontsize=10, linespacing=1.7, bbox=box,
-    )  # fmt: skip
-    return figure
+    return gap(NEEDS, COMMAND)

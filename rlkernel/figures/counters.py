@@ -5,10 +5,10 @@ the layer moves, and a call over time.
 from __future__ import annotations
 
 from . import Plot, Rows, Table, style
-from .schedules import spread
+from .schedules import gap, spread
 
-COMMAND = "make counters"
-NOT_MEASURED = f"NOT MEASURED here: needs 1 GPU (SM90): {COMMAND}"
+NEEDS, COMMAND = "needs 1 GPU (SM90)", "make counters"
+NOT_MEASURED = f"NOT MEASURED here: {NEEDS}: {COMMAND}"
 CYCLES, TIME = style.RANKS[0], style.RANKS[1]
 READ, WRITTEN, L2 = style.RANKS[0], style.RANKS[1], style.RANKS[2]
 TENSOR, SMS = style.RANKS[3], style.MUTED
@@ -27,11 +27,7 @@ def _lines(rows: Rows, name: str) -> list[dict]:
 
 
 def _gap():
-    figure = style.canvas(style.WIDTH, 1.1)
-    axes = figure.subplots()
-    style.bare(axes)
-    axes.text(0.5, 0.5, NOT_MEASURED, ha="center", va="center", color=style.MUTED)
-    return figure
+    return gap(NEEDS, COMMAND)
 
 
 def _missing(rows: Rows) -> Table:

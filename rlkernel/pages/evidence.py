@@ -105,6 +105,11 @@ def timed(found: Evidence, **workload) -> Evidence:
     return replace(found, local=None, published=published, missing=missing)
 
 
+def covered(found: Iterable[Record]) -> list[str]:
+    """What any of these records covers."""
+    return list(dict.fromkeys(line for record in found for line in record.run.get("covered", ())))
+
+
 def not_covered(found: Iterable[Record]) -> list[str]:
     """What no record of an experiment covers, of all these: a line that one of them does not say
     was covered there.

@@ -17,7 +17,7 @@ from pathlib import Path
 from IPython.display import display
 
 from rlkernel.figures import Plot, style
-from rlkernel.pages.evidence import Evidence, is_stale, not_covered, place
+from rlkernel.pages.evidence import Evidence, covered, is_stale, not_covered, place
 from rlkernel.records import Record, environment, label
 
 CARDS = Path(__file__).parent / "template" / "cards.css"
@@ -189,15 +189,14 @@ def coverage(evidence: Iterable[Evidence] | Evidence) -> None:
     below: its lists speak of all.
     """
     all_of = [evidence] if isinstance(evidence, Evidence) else list(evidence)
-    told = [r.run for e in all_of for r in e.records[:1]]
-    covered = dict.fromkeys(line for run in told for line in run.get("covered", ()))
+    told = [r for e in all_of for r in e.records[:1]]
     lacking = not_covered(r for e in all_of for r in e.records)
     columns = ""
-    for name, key, lines in (("COVERED", "covered", covered),
+    for name, key, lines in (("COVERED", "covered", covered(told)),
                              ("NOT COVERED", "not_covered", lacking)):  # fmt: skip
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
         columns += f'<div class="rk-{key}"><h4>{name}</h4><ul>{items}</ul></div>'
-    parts = dict.fromkeys(part for run in told for part in _parts(run))
+    parts = dict.fromkeys(part for r in told for part in _parts(r.run))
     note = f'<p class="rk-source">Parts that were measured: {escape(", ".join(parts))}.</p>'
     _emit(
         f'<div class="rk-coverage">{columns}</div>{note if parts else ""}',

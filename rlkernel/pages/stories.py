@@ -65,11 +65,10 @@ class Story:
     def coverage(self, key: str) -> tuple[list[str], int]:
         """The first lines of `covered` or `not_covered` of its records, and how many there are."""
         used = {r.path: r for fact in self.facts for r in fact.found}.values()
-        told = (line for r in used for line in r.run.get(key, ()))
-        lines = dict.fromkeys(evidence.not_covered(used) if key == "not_covered" else told)
-        for gap, _ in self.gaps:  # which stands there with its command
-            lines.pop(gap, None)
-        return list(lines)[:SHORT], len(lines)
+        told = {"covered": evidence.covered, "not_covered": evidence.not_covered}[key](used)
+        gaps = {gap for gap, _ in self.gaps}  # which stand there with their command
+        lines = [line for line in told if line not in gaps]
+        return lines[:SHORT], len(lines)
 
 
 def told() -> list[Story]:

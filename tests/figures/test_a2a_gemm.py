@@ -174,6 +174,13 @@ def test_the_pass_stands_beside_its_bar():
     assert "backward: 0.71 of a copy's bandwidth, bar 0.75" in a2a_gemm.layer_alt(every())
 
 
+def test_what_was_not_measured_has_no_panel():
+    (axes,) = a2a_gemm.layer([between()]).axes
+    assert axes.get_title(loc="left").startswith("element-wise pass")
+    (axes,) = a2a_gemm.layer([whole()]).axes
+    assert axes.get_title(loc="left").startswith("the layer")
+
+
 def test_the_layer_has_times_floors_and_ratios():
     left, _ = a2a_gemm.layer(every()).axes
     assert len([one for one in left.patches if one.get_gid() == "time"]) == 6

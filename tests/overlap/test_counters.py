@@ -16,6 +16,8 @@ import pytest
 from rlkernel.overlap import counters
 from rlkernel.overlap.counters import Counters, CountersError, Window
 from rlkernel.overlap.sampler import METRICS
+from tests.processes import alive
+from tests.run.launching import wait_for
 
 PLAYED = """
     import os, sys, time
@@ -158,21 +160,9 @@ def test_a_rank_that_is_killed_takes_its_sampler_along(played):
     command = [sys.executable, "-c", textwrap.dedent(code), str(counters.BESIDE)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank:
         sampler = int(rank.stdout.readline())
-        assert _runs(sampler)
+        assert alive(sampler)
         rank.kill()
-    until = time.monotonic() + 20
-    while _runs(sampler) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not _runs(sampler)
-
-
-def _runs(pid: int) -> bool:
-    """A dead child whose parent has not asked for it does not count."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_for(lambda: not alive(sampler), 20)
 
 
 def test_it_says_what_is_missing(monkeypatch, tmp_path):

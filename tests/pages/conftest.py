@@ -15,6 +15,7 @@ import pytest
 
 from rlkernel.pages import report as pages
 from tests.pages import browser
+from tests.processes import alive
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,15 +72,6 @@ def notebook(tmp_path):
         return path
 
     return write
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from rlkernel.records import read
 from rlkernel.run import lifeline, watch
 from rlkernel.run.launch import measure, prepare
+from tests.processes import alive
 from tests.run.launching import ROOT, TOY, wait_for
 
 pytestmark = pytest.mark.skipif(not lifeline.supported(), reason="the kernel has no death signal")
@@ -94,13 +95,4 @@ def test_a_child_follows_its_killed_parent(death):
         pid = int(parent.stdout.readline())
         os.kill(pid, 0)  # lives
         parent.kill()
-    wait_for(lambda: not os.path.exists(f"/proc/{pid}") or _dead(pid), 3)
-
-
-def _dead(pid: int) -> bool:
-    """Gone, or waiting to be reaped by whoever adopts orphans here."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+    wait_for(lambda: not alive(pid), 3)
